@@ -1,0 +1,28 @@
+# Each command sets up its own .venv first; nothing else needs to be installed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: test test-slow compat common style benchmarks clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+test: $(READY)  ## the tests, about 10 minutes on two cores
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)  ## only the tests that train for longer
+	$(BIN)/python -m pytest -m slow
+
+compat: $(READY)  ## published checkpoints under every supported transformers
+	$(BIN)/python -m tests.compat
+
+style: $(READY)  ## checks style and types, and fixes what can be fixed
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .compat

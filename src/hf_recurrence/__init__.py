@@ -1,0 +1,25 @@
+# Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
+"""Recurrence for transformers: models that read texts longer than their context, through transformers' own doors."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from .cache_recurrent import RecurrentCache
+from .configuration_recurrent_gpt2 import RecurrentGPT2Config
+from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Model
+
+
+__version__ = "0.1.0"
+
+# config -> its models, each with the auto class that finds it
+MODELS = {
+    RecurrentGPT2Config: {AutoModel: RecurrentGPT2Model, AutoModelForCausalLM: RecurrentGPT2LMHeadModel},
+}
+
+for _config, _models in MODELS.items():
+    AutoConfig.register(_config.model_type, _config)
+    _config.register_for_auto_class()  # a save then carries the code along
+    for _auto, _model in _models.items():
+        _auto.register(_config, _model)
+        _model.register_for_auto_class(_auto.__name__)
+
+__all__ = ["RecurrentCache", "RecurrentGPT2Config", "RecurrentGPT2LMHeadModel", "RecurrentGPT2Model", "__version__"]

@@ -1,0 +1,253 @@
+# Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
+"""A transformers cache that holds, for every row, its window under way and what led to it.
+
+Axes: B batch, H heads, W window, S state vectors, D width.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+# `crop` reaches back over the window before the one under way, and over this many tokens where windows are shorter.
+CROP_TOKENS = 64
+FORMAT = "hf_recurrence.recurrent_cache.1"
+
+
+class WindowLayer(CacheLayerMixin):
+    """One layer's keys and values of the window under way, [B, H, W, D], slot j a row's j-th token in it."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Puts the keys and values of the whole window under way in place of those held so far."""
+        self.lazy_initialization(key_states, value_states)
+        self.keys, self.values = key_states, value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        length = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.get_seq_length() + length, 0
+
+    def get_seq_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+
+
+def cache_signature(config: Any) -> dict[str, Any]:
+    """The fields of a model that a cache must fit."""
+    names = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "window_size", "overlap")
+    names += ("insertion_layer", "pooling", "pooling_layers", "num_recurrent_embeddings")
+    return {name: getattr(config, name) for name in names}
+
+
+class RecurrentCache(Cache):
+    """What each row needs to go on: keys, values, token vectors and inputs of its window under way, the embeddings it
+    got from the window before, and what `crop` needs to go back. Its size does not grow with the text.
+
+    Rows stand at places of their own. Of row b's window under way `held[b]` tokens are known and `filled[b]` of them
+    have been run (the rest, an overlap or what `crop` left, is run with the next call); `windows[b]` windows lie
+    before it, the last `reach[b]` of which can be gone back to; its document began at column `first_columns[b]`.
+
+    ```python
+    >>> cache = model(book_ids, use_cache=True, logits_to_keep=1).past_key_values
+    >>> cache.save("book.safetensors")
+    >>> cache = RecurrentCache.load("book.safetensors")
+    ```"""
+
+    ROWS = ("held", "filled", "windows", "reach", "first_columns")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(layers=[WindowLayer() for _ in range(config.num_hidden_layers)])
+        self.signature = cache_signature(config)
+        self.stride = config.window_size - config.overlap
+        self.num_past = max(1, -(-CROP_TOKENS // self.stride))  # windows kept for `crop`
+        self.reset()
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        for layer in self.layers:
+            layer.reset()
+        self.num_columns = 0  # input columns seen, pads included
+        self.rows: dict[str, list[int]] = {name: [] for name in self.ROWS}
+        # states [B, past + 1, S, D]: what entered each of the past windows and, last, the one under way
+        # past [B, past * stride, D], past_columns [B, past * stride]: the inputs before it and their columns
+        # inputs [B, W, D], columns [B, W]: the inputs of the window under way; vectors [B, W, D]: its token vectors
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.projected: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer -> keys and values of the state
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, 0 as long as the cache is empty."""
+        return len(self.rows["held"])
+
+    @property
+    def state(self) -> torch.Tensor | None:
+        """The embeddings that the windows under way attend to, [B, S, D]; None while all are first windows."""
+        return self.tensors["states"][:, -1] if any(self.rows["windows"]) else None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.num_columns
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        length = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.num_columns + length, 0
+
+    def nbytes(self) -> int:
+        """The bytes of all tensors that the cache holds."""
+        kept = [*self.tensors.values(), *(t for pair in self.projected.values() for t in pair)]
+        kept += [t for layer in self.layers for t in (layer.keys, layer.values) if t is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+    def store(
+        self,
+        num_columns: int,
+        rows: dict[str, list[int]],
+        tensors: dict[str, torch.Tensor],
+        keys_values: list[tuple[torch.Tensor, torch.Tensor]],
+        projected: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Takes over where a call has left every row, all at once: a call that fails leaves the cache as it was."""
+        self.num_columns, self.rows, self.tensors, self.projected = num_columns, rows, tensors, projected
+        for layer, (keys, values) in zip(self.layers, keys_values, strict=True):
+            layer.update(keys, values)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Puts row `beam_idx[b]`, with all of its state, in place of row b."""
+        if not self.num_rows:
+            return
+
+        def pick(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.index_select(0, beam_idx.to(tensor.device))
+
+        for layer in self.layers:
+            layer.keys, layer.values = pick(layer.keys), pick(layer.values)
+        self.tensors = {name: pick(tensor) for name, tensor in self.tensors.items()}
+        self.projected = {layer: (pick(keys), pick(values)) for layer, (keys, values) in self.projected.items()}
+        self.rows = {name: [values[row] for row in beam_idx.tolist()] for name, values in self.rows.items()}
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps only these rows."""
+        self.reorder_cache(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Puts `repeats` copies of each row side by side."""
+        self.reorder_cache(torch.arange(self.num_rows).repeat_interleave(repeats))
+
+    def restarted(self, restart: list[bool]) -> dict[str, list[int]]:
+        """The rows' places with those marked at the start of a new document."""
+        start = dict.fromkeys(self.ROWS, 0) | {"first_columns": self.num_columns}
+        return {
+            name: [start[name] if new else value for new, value in zip(restart, values, strict=True)]
+            for name, values in self.rows.items()
+        }
+
+    # -- going back --------------------------------------------------------------------------------------------------
+    def crop(self, max_length: int) -> None:
+        """Forgets the columns from `max_length` on, or the last `-max_length` where it is negative (0 forgets none).
+
+        Reaches back over the window under way and the one before it (over more where windows are short); a
+        `ValueError` says when that is not enough, and the cache stays as it was.
+        """
+        length = max_length if max_length > 0 else self.num_columns + max_length
+        if length >= self.num_columns or not self.num_rows:
+            return
+        kept, first = self.tensors, self.num_past * self.stride
+        columns = torch.cat([kept["past_columns"], kept["columns"]], 1).tolist()
+        rows: dict[str, list[int]] = {name: [] for name in self.ROWS}
+        steps = []
+        for row in range(self.num_rows):
+            place = {name: values[row] for name, values in self.rows.items()}
+            known = columns[row][first - place["reach"] * self.stride : first + place["held"]]
+            left = sum(column < length for column in known) - place["reach"] * self.stride
+            lost = place["windows"] > place["reach"] == -left // self.stride  # and perhaps more that is not known
+            back = 0
+            while left < self.signature["overlap"] and back < place["windows"]:
+                left, back = left + self.stride, back + 1
+            if lost or back > place["reach"] or length < place["first_columns"]:
+                raise ValueError(
+                    f"`max_length` must not reach further back than the {place['reach']} windows before the one under "
+                    f"way, nor before a reset, got {max_length} in row {row} of a cache of {self.num_columns} columns."
+                )
+            place |= {"held": left, "filled": 0 if back else min(place["filled"], left)}
+            place |= {"windows": place["windows"] - back, "reach": place["reach"] - back}
+            for name in self.ROWS:
+                rows[name].append(place[name])
+            steps.append(back)
+        self._go_back(length, rows, torch.tensor(steps))
+
+    def _go_back(self, length: int, rows: dict[str, list[int]], steps: torch.Tensor) -> None:
+        """Cuts all tensors to the places in `rows`, each of them `steps` windows before the one it had."""
+        kept, first, moved = self.tensors, self.num_past * self.stride, bool(steps.any())
+        held, filled = max(rows["held"]), max(rows["filled"])
+        if moved:
+            device = kept["past"].device
+            index = torch.arange(first + held, device=device) - steps.to(device)[:, None] * self.stride
+            index = index.clamp(min=0)
+            everything = torch.cat([kept["past"], kept["inputs"]], 1)
+            inputs = everything.gather(1, index.unsqueeze(-1).expand(-1, -1, everything.shape[-1]))
+            columns = torch.cat([kept["past_columns"], kept["columns"]], 1).gather(1, index)
+            which = (torch.arange(self.num_past + 1, device=device) - steps.to(device)[:, None]).clamp(min=0)
+            states = kept["states"][torch.arange(len(steps), device=device)[:, None], which]
+            kept = kept | {"past": inputs[:, :first], "past_columns": columns[:, :first], "states": states}
+            kept |= {"inputs": inputs[:, first:], "columns": columns[:, first:]}
+        kept = kept | {"inputs": kept["inputs"][:, :held], "columns": kept["columns"][:, :held]}
+        kept |= {"vectors": kept["vectors"][:, :filled]}
+        keys_values = [(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in self.layers]
+        self.store(length, rows, kept, keys_values, {} if moved else self.projected)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to one safetensors file, whole or not at all."""
+        if not self.num_rows:
+            raise ValueError("The cache is empty: run the model over some text with it first.")
+        tensors = {f"state.{name}": tensor for name, tensor in self.tensors.items()}
+        for number, layer in enumerate(self.layers):
+            tensors |= {f"layers.{number}.keys": layer.keys, f"layers.{number}.values": layer.values}
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        facts = {"signature": self.signature, "num_columns": self.num_columns, "rows": self.rows}
+        partial = Path(f"{path}.partial")
+        save_file(tensors, partial, metadata={"format": FORMAT, "cache": json.dumps(facts)})
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> "RecurrentCache":
+        """The cache that `save` wrote; the text goes on from it as if it had never been away."""
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"`path` must be a file written by `RecurrentCache.save`, got {str(path)!r}.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        facts = json.loads(metadata["cache"])
+        cache = cls(SimpleNamespace(**facts["signature"]))
+        keys_values = [
+            (tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"])
+            for number in range(len(cache.layers))
+        ]
+        kept = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+        cache.store(facts["num_columns"], facts["rows"], kept, keys_values, {})
+        return cache
+
+
+__all__ = ["RecurrentCache"]
