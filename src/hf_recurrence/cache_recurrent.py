@@ -6,7 +6,6 @@ Axes: B batch, H heads, W window, S state vectors, D width.
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

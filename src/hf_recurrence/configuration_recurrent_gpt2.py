@@ -114,9 +114,7 @@ class RecurrentGPT2Config(GPT2Config):
                 f"knows, got {self.window_size}."
             )
         if self.overlap >= self.window_size:
-            raise ValueError(
-                f"`overlap` must be smaller than `window_size` ({self.window_size}), got {self.overlap}."
-            )
+            raise ValueError(f"`overlap` must be smaller than `window_size` ({self.window_size}), got {self.overlap}.")
         layer = self.insertion_layer
         if layer != "all" and not (_is_int(layer) and 0 <= layer < self.n_layer):
             raise ValueError(
@@ -134,7 +132,9 @@ class RecurrentGPT2Config(GPT2Config):
             raise ValueError("`add_cross_attention` must be False: windows have no encoder to attend to, got True.")
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The stored fields; those of a plain GPT-2 become ours, any other type of model is refused."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         found = config_dict.get("model_type")

@@ -4,8 +4,6 @@
 Axes: B batch, W window, S state vectors, D width, L layers.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
@@ -97,7 +95,9 @@ class RandomState:
     def __init__(self, device: torch.device) -> None:
         self.device_type = device.type
         self.cpu = torch.get_rng_state()
-        self.devices, self.states = ([], []) if device.type == "cpu" else get_device_states(torch.empty(0, device=device))
+        self.devices, self.states = (
+            ([], []) if device.type == "cpu" else get_device_states(torch.empty(0, device=device))
+        )
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)

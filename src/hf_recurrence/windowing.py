@@ -10,7 +10,7 @@ import torch
 
 
 class Window(NamedTuple):
-    """Tokens `start` to `stop` (exclusive) attend together; those from `scored` on are read here for the first time."""
+    """Tokens `start` to `stop` (exclusive) attend together; those from `scored` on are in no window before."""
 
     start: int
     stop: int
@@ -28,7 +28,9 @@ def plan_windows(length: int, window_size: int, overlap: int) -> list[Window]:
     if window_size < 1:
         raise ValueError(f"`window_size` must be at least 1, got {window_size}.")
     if not 0 <= overlap < window_size:
-        raise ValueError(f"`overlap` must be at least 0 and smaller than `window_size` ({window_size}), got {overlap}.")
+        raise ValueError(
+            f"`overlap` must be at least 0 and smaller than `window_size` ({window_size}), got {overlap}."
+        )
     windows = [Window(0, min(window_size, length), 0)] if length else []
     while windows and windows[-1].stop < length:
         start = windows[-1].start + window_size - overlap
@@ -59,15 +61,48 @@ def gather_columns(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return values.gather(1, columns)
 
 
-def next_labels(labels: torch.Tensor, mask: torch.Tensor | None, ignore_index: int = -100) -> torch.Tensor:
-    """What each token predicts: the label of the row's next real token; `ignore_index` at its last and at pads. [B, T]"""
+def next_labels(
+    labels: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """What each token predicts: the label of the row's next real one, `ignore_index` at its last and at pads. [B, T]
+
+    With `position_ids`, a token at position 0 begins a document and is predicted by none.
+    """
+    if position_ids is not None:
+        labels = labels.masked_fill(position_ids == 0, ignore_index)
+    pad = torch.nn.functional.pad
     if mask is None:
-        return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=ignore_index)
+        return pad(labels[:, 1:], (0, 1), value=ignore_index)
     order, rank = compact_order(mask)
-    following = torch.nn.functional.pad(labels.gather(1, order)[:, 1:], (0, 1), value=ignore_index)
-    following = following.gather(1, rank)
+    following = pad(labels.gather(1, order)[:, 1:], (0, 1), value=ignore_index).gather(1, rank)
     last = rank + 1 >= mask.sum(1, keepdim=True)
     return following.masked_fill(last | ~mask.bool(), ignore_index)
+
+
+class Documents:
+    """Documents packed into rows, unpacked to a row each and back; `starts` [B, T] marks their first tokens."""
+
+    def __init__(self, starts: torch.Tensor, mask: torch.Tensor | None) -> None:
+        self.mask = torch.ones_like(starts) if mask is None else mask
+        token = self.mask.long().cumsum(1) - 1
+        starts = (starts | (token == 0)) & self.mask
+        document = (starts.long().cumsum(1) - 1).clamp(min=0)
+        counts = document.amax(1, keepdim=True) + 1
+        self.row = counts.cumsum(0) - counts + document
+        self.rank = token - torch.where(starts, token, 0).cummax(1).values
+        self.shape = (int(counts.sum()), int((self.rank * self.mask).max()) + 1)
+
+    def unpack(self, values: torch.Tensor) -> torch.Tensor:
+        """[B, T] or [B, T, D] -> the same with a document a row, zeros behind it."""
+        unpacked = values.new_zeros((*self.shape, *values.shape[2:]))
+        return unpacked.index_put((self.row[self.mask], self.rank[self.mask]), values[self.mask])
+
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
+        """What `unpack` took apart, [B, T, D], with zeros at pads."""
+        return values[self.row, self.rank.clamp(min=0)] * self.mask.unsqueeze(-1).to(values.dtype)
 
 
 class Rows:
