@@ -43,7 +43,7 @@ class RecurrentGPT2Config(GPT2Config):
         pooling_layers (`"weighted"` or `"last"`): which layers make a token vector, all with learned weights or the
             last.
         recurrence_hidden_size (`int`, defaults to 200), recurrence_num_hidden_layers (`int`, defaults to 3),
-            recurrence_activation (`str`, defaults to `"relu"`): the feed-forward network behind the pooling.
+            recurrence_activation (`str`, defaults to `"gelu_new"`): the feed-forward network behind the pooling.
         num_recurrent_embeddings (`int`, defaults to 1): embeddings handed from window to window.
 
     Example:
@@ -69,7 +69,7 @@ class RecurrentGPT2Config(GPT2Config):
         pooling_layers: str = "weighted",
         recurrence_hidden_size: int = 200,
         recurrence_num_hidden_layers: int = 3,
-        recurrence_activation: str = "relu",
+        recurrence_activation: str = "gelu_new",
         num_recurrent_embeddings: int = 1,
         **kwargs: Any,
     ) -> None:

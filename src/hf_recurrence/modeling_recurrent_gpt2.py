@@ -25,7 +25,8 @@ from transformers.utils import can_return_tuple
 
 from .cache_recurrent import RecurrentCache
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
-from .recurrence import TwoPassLoss, WindowRecurrence, init_recurrence
+from .losses import TwoPassLoss, head_loss, is_plain_linear, sum_of_losses
+from .recurrence import WindowRecurrence, init_recurrence
 from .segment import (
     KeysValues,
     Segment,
@@ -229,13 +230,6 @@ def window_masks(
     return None if known else seen, with_state
 
 
-def sum_of_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The sum of the cross entropies of logits [B, T, V] and targets [B, T]."""
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device), reduction="sum")
-
-
 class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
     """GPT-2 without a head, over texts of any length.
 
@@ -354,39 +348,40 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
                     raise ValueError(f"`{name}` must be left out where `position_ids` pack documents into a row.")
                 documents = Documents(starts, mask)
                 return self._run_documents(documents, tokens, token_type_ids, output_hidden_states, targets, lm_head)
+        training = self.training and torch.is_grad_enabled()
+        checkpointing = self.gradient_checkpointing and training
+        two_pass = checkpointing and targets is not None and not (output_hidden_states or output_attentions)
+        if torch.is_grad_enabled() and not two_pass:
+            # all at once: the gradient of the embeddings is as large as their matrix, however few the tokens
+            tokens = self.wte(tokens) if inputs_embeds is None else tokens
+            tokens = tokens if token_type_ids is None else tokens + self.wte(token_type_ids)
+            token_type_ids = None
         segment = Segment(self, tokens, token_type_ids, mask, reset, past_key_values, exact=use_cache)
         if targets is not None:
             targets = segment.rows.align(targets, fill=-100)
 
-        training = self.training and torch.is_grad_enabled()
-
-        def step(number: int, state: torch.Tensor | None, with_loss: bool = True) -> tuple[Any, ...]:
+        def step(number: int, state: torch.Tensor | None) -> tuple[torch.Tensor | None, WindowOutput]:
             output = segment.run(number, state, output_hidden_states, output_attentions)
-            loss, state = None, segment.next_state(number, output)
-            if targets is not None and with_loss:
-                expected = segment.rows.pick(targets, segment.rows.scored_columns(number), fill=-100)
-                loss = sum_of_losses(lm_head(segment.rows.scored(number, output.hidden_states)), expected)
+            state = segment.next_state(number, output)
             if training and len(segment.rows.windows) == 1:
                 # No later window uses the recurrence; data-parallel training wants its parameters in the graph.
-                unused = 0 * (self.recurrence(output.vectors) if state is None else state).sum()
-                output.hidden_states = output.hidden_states + unused
-                loss = None if loss is None else loss + unused
-            return loss, state, output
+                unused = self.recurrence(output.vectors) if state is None else state
+                output.hidden_states = output.hidden_states + 0 * unused.sum()
+            return state, output
 
-        loss, windows = None, []
-        checkpointing = self.gradient_checkpointing and training
-        if checkpointing and targets is not None and not (output_hidden_states or output_attentions):
-            loss = self._two_pass_loss(segment, step, lm_head, use_cache)
+        loss, windows, state = None, [], segment.states[0]
+        if two_pass:
+            loss = self._two_pass_loss(segment, step, targets, lm_head, use_cache)
         else:
-            state = segment.states[0]
             for number in range(len(segment.rows.windows)):
-                if checkpointing:
-                    window_loss, state, output = self._gradient_checkpointing_func(step, number, state)
-                else:
-                    window_loss, state, output = step(number, state)
+                run = partial(self._gradient_checkpointing_func, step) if checkpointing else step
+                state, output = run(number, state)
                 segment.note(number, state, output if use_cache else None)
-                loss = window_loss if loss is None else loss + window_loss
                 windows.append(output)
+            if targets is not None:
+                scored = [segment.rows.scored(number, output.hidden_states) for number, output in enumerate(windows)]
+                expected = [segment.scored_values(number, targets) for number in range(len(windows))]
+                loss = head_loss(lm_head, torch.cat(scored, 1), torch.cat(expected, 1), config.window_size)
         hidden_states = None if targets is not None else segment.merge([output.hidden_states for output in windows])
         if use_cache:
             past_key_values = RecurrentCache(config) if past_key_values is None else past_key_values
@@ -417,7 +412,7 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
             token_type_ids=None if token_type_ids is None else documents.unpack(token_type_ids),
             use_cache=False,
             output_hidden_states=output_hidden_states,
-            targets=None if targets is None else documents.unpack(targets),
+            targets=None if targets is None else documents.unpack(targets, fill=-100),
             lm_head=lm_head,
             return_dict=True,
         )
@@ -429,19 +424,39 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
 
     @torch.compiler.disable
     def _two_pass_loss(
-        self, segment: Segment, step: Callable[..., Any], lm_head: nn.Module, use_cache: bool
+        self,
+        segment: Segment,
+        step: Callable[..., Any],
+        targets: torch.Tensor,
+        lm_head: nn.Module,
+        use_cache: bool,
     ) -> torch.Tensor:
         """The sum of the windows' losses with the activations of one window at a time."""
-
-        def run(number: int, state: torch.Tensor | None, with_loss: bool) -> tuple[Any, ...]:
-            loss, state, output = step(number, state, with_loss)
-            segment.note(number, state, output if use_cache and with_loss else None)
-            return loss, state
-
         inputs = {id(parameter): parameter for module in (self, lm_head) for parameter in module.parameters()}
         inputs[id(segment.tokens)] = segment.tokens
         inputs = [tensor for tensor in inputs.values() if tensor.requires_grad]
-        return TwoPassLoss.apply(run, len(segment.rows.windows), segment.states[0], segment.tokens.device, *inputs)
+        weight_sum = None
+        if is_plain_linear(lm_head) and lm_head.weight.requires_grad:
+            weight_sum = torch.zeros_like(lm_head.weight)
+        sums = {} if weight_sum is None else {id(lm_head.weight): weight_sum}
+
+        def run(number: int, state: torch.Tensor | None, with_loss: bool) -> tuple[Any, ...]:
+            state, output = step(number, state)
+            segment.note(number, state, output if use_cache and with_loss else None)
+            if not with_loss:
+                return None, state
+            scored, expected = (
+                segment.rows.scored(number, output.hidden_states),
+                segment.scored_values(number, targets),
+            )
+            return head_loss(lm_head, scored, expected, self.config.window_size, weight_sum), state
+
+        num_windows, device = len(segment.rows.windows), segment.tokens.device
+        sparse, self.wte.sparse = getattr(self.wte, "sparse", False), True  # a window has few of the embeddings
+        try:
+            return TwoPassLoss.apply(run, num_windows, segment.states[0], device, sums, *inputs)
+        finally:
+            self.wte.sparse = sparse
 
 
 class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):

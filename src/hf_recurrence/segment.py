@@ -271,6 +271,10 @@ class Segment:
                 ]
         return output
 
+    def scored_values(self, number: int, aligned: torch.Tensor) -> torch.Tensor:
+        """The values, -100 where there is no new token, of the columns that `rows.scored` keeps. [B, W]"""
+        return self.rows.pick(aligned, self.rows.scored_columns(number), fill=-100)
+
     def next_state(self, number: int, output: WindowOutput) -> torch.Tensor | None:
         """What the window hands on, where one follows it in any row. [B, S, D]"""
         if number >= self.num_states:

@@ -95,9 +95,9 @@ class Documents:
         self.rank = token - torch.where(starts, token, 0).cummax(1).values
         self.shape = (int(counts.sum()), int((self.rank * self.mask).max()) + 1)
 
-    def unpack(self, values: torch.Tensor) -> torch.Tensor:
-        """[B, T] or [B, T, D] -> the same with a document a row, zeros behind it."""
-        unpacked = values.new_zeros((*self.shape, *values.shape[2:]))
+    def unpack(self, values: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        """[B, T] or [B, T, D] -> the same with a document a row, and `fill` behind it."""
+        unpacked = values.new_full((*self.shape, *values.shape[2:]), fill)
         return unpacked.index_put((self.row[self.mask], self.rank[self.mask]), values[self.mask])
 
     def pack(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,74 @@
+"""What every model is put through, and what the tests build their small models of."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from hf_recurrence import RecurrentGPT2Config, RecurrentGPT2LMHeadModel
+
+
+# Summing in another order changes the last bits of float64; logits and gradients here are of the order of 1.
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+
+TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "n_positions": 16,
+    "n_embd": 16,
+    "n_layer": 3,
+    "n_head": 2,
+    "recurrence_hidden_size": 12,
+    "recurrence_num_hidden_layers": 2,
+    "window_size": 5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def tiny_config(**changes: Any) -> RecurrentGPT2Config:
+    return RecurrentGPT2Config(**{**TINY, **changes})
+
+
+def tiny_model(dtype: torch.dtype = torch.float64, **changes: Any) -> RecurrentGPT2LMHeadModel:
+    """A small model without dropout, its weights large enough for windows and tokens to matter."""
+    torch.manual_seed(1)
+    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = RecurrentGPT2LMHeadModel(tiny_config(**{**dropouts, "initializer_range": 0.2, **changes}))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("mix.logits", "recurrence.key")):
+            torch.nn.init.normal_(parameter)
+    return model.to(dtype).eval()
+
+
+def random_ids(*shape: int, vocab_size: int = 61) -> torch.Tensor:
+    return torch.randint(3, vocab_size, shape)
+
+
+def read_in_pieces(model: Any, ids: torch.Tensor, sizes: Iterable[int], mask: torch.Tensor | None = None) -> tuple:
+    """Logits and cache of a text that is given to the model piece by piece."""
+    cache, logits, start = None, [], 0
+    for size in [*sizes, None]:
+        stop = ids.shape[1] if size is None else start + size
+        if stop > start:
+            piece = None if mask is None else mask[:, start:stop]
+            out = model(ids[:, start:stop], attention_mask=piece, past_key_values=cache, use_cache=True)
+            cache, start = out.past_key_values, stop
+            logits.append(out.logits)
+    return torch.cat(logits, 1), cache
+
+
+def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second: Callable[[], torch.Tensor], **close):
+    """Both losses, and the gradients of every parameter, by name."""
+    found = []
+    for run in (first, second):
+        model.zero_grad()
+        loss = run()
+        loss.backward()
+        found.append((loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    (loss_a, grads_a), (loss_b, grads_b) = found
+    torch.testing.assert_close(loss_a, loss_b, **(close or EXACT))
+    for name, gradient in grads_a.items():
+        torch.testing.assert_close(
+            gradient, grads_b[name], **(close or EXACT), msg=lambda text, name=name: f"{name}: {text}"
+        )
