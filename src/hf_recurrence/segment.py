@@ -194,7 +194,11 @@ class Segment:
         if full:
             places = cache.rows if reset is None else cache.restarted(reset.tolist())
         self.places, self.num_columns = places, cache.num_columns if full else 0
-        self.kept = {name: tensor.detach() for name, tensor in cache.tensors.items()} if full else {}
+        self.kept = dict(cache.tensors) if full else {}
+        held, filled = max(places["held"]), max(places["filled"])
+        for name, length in (("inputs", held), ("columns", held), ("vectors", filled)):
+            if full:  # rows that were longer may be gone, or begin anew
+                self.kept[name] = self.kept[name][:, :length]
         self.rows = Rows(
             self.config.window_size,
             self.config.overlap,
@@ -207,7 +211,9 @@ class Segment:
         )
         self.tokens = self.rows.align(tokens)
         self.token_types = None if token_types is None else self.rows.align(token_types)
-        self.past = [(layer.keys, layer.values) for layer in cache.layers] if any(places["filled"]) else None
+        self.past = None
+        if filled:
+            self.past = [(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in cache.layers]
         self.projected = cache.projected if full else {}
         self.next_projected: dict[int, KeysValues] = {}
         # the states that enter the windows; rows in their first one have none
