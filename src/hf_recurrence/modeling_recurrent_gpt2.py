@@ -172,6 +172,17 @@ class RecurrentGPT2PreTrainedModel(GPT2PreTrainedModel):
         config.check_recurrence()
         super().__init__(config)
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """The model of a checkpoint, ours or a plain GPT-2's; one with values that are not finite is refused."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if kwargs.get("output_loading_info") else loaded
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and not parameter.is_meta and not torch.isfinite(parameter).all():
+                count = int((~torch.isfinite(parameter)).sum())
+                raise ValueError(f"`{name}` of the checkpoint must be finite, got {count} values of NaN or infinity.")
+        return loaded
+
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = None, **kwargs: Any
     ) -> None:

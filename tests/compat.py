@@ -1,0 +1,42 @@
+"""`make compat`: a folder saved here loads, as remote code, under every supported transformers and gives the same.
+
+Each version is installed into `.compat/VERSION`, without torch, and put in front of the packages of `.venv`.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import transformers
+
+from tests.remote import compare, load_elsewhere, save_with_inputs
+
+
+VERSIONS = ("4.57.6", "5.0.0", "5.10.4")
+
+
+def installed(version: str) -> Path | None:
+    """The folder with this version; None for the one that is installed anyway."""
+    if version == transformers.__version__:
+        return None
+    folder = Path(__file__).parent.parent / ".compat" / version
+    if not (folder / "transformers").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"transformers=={version}"]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        expected = save_with_inputs(folder)
+        for version in (*VERSIONS, transformers.__version__):
+            facts, found = load_elsewhere(folder, Path(scratch) / f"{version}.st", installed(version))
+            assert facts["transformers"] == version, facts["transformers"]
+            compare(found, expected)
+            print(f"transformers {version}: the same logits, losses, gradients, states and texts", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Loads a saved folder as remote code in a process that cannot import the package.
+
+`python remote_worker.py FOLDER OUT` runs under any supported transformers and writes what the model gives to OUT.
+"""
+
+import json
+import sys
+
+
+sys.modules["hf_recurrence"] = None  # an import of it fails from here on
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+
+def main(folder: str, out: str) -> None:
+    inputs = load_file(f"{folder}/inputs.st")
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    head = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    for part in (config, head, base):
+        assert type(part).__module__.startswith("transformers_modules."), type(part).__module__
+    greedy = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    ids, mask = inputs["ids"], inputs["mask"]
+    with torch.no_grad():
+        first = head(ids, attention_mask=mask, use_cache=True)
+        first.past_key_values.save(f"{out}.cache")
+        cache = type(first.past_key_values).load(f"{out}.cache")
+        results = {
+            "logits": first.logits,
+            "continued": head(ids, past_key_values=cache).logits,
+            "hidden": base(ids, attention_mask=mask).last_hidden_state,
+            "loss": head(ids, labels=ids).loss,
+            "greedy": head.generate(ids, attention_mask=mask, **greedy),
+            "beams": head.generate(ids, attention_mask=mask, num_beams=3, **greedy),
+            "lookup": head.generate(ids[:1], prompt_lookup_num_tokens=3, **{**greedy, "eos_token_id": 2}),
+        }
+    head.train()
+    head.gradient_checkpointing_enable()
+    head(ids, labels=ids).loss.backward()
+    results["gradient"] = head.transformer.recurrence.layers[0].weight.grad
+    save_file({name: tensor.contiguous() for name, tensor in results.items()}, out)
+    print(json.dumps({"transformers": transformers.__version__, "config": config.to_dict()}, default=str))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

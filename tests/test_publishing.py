@@ -1,0 +1,82 @@
+"""A saved folder carries its code: it loads where the package is not installed."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import hf_recurrence
+from tests.common import tiny_config
+from tests.remote import compare, load_elsewhere, save_with_inputs
+
+
+PACKAGE = Path(hf_recurrence.__file__).parent
+SHIPPED = [
+    "cache_recurrent.py",
+    "configuration_recurrent_gpt2.py",
+    "losses.py",
+    "modeling_recurrent_gpt2.py",
+    "recurrence.py",
+    "segment.py",
+    "windowing.py",
+]
+
+
+def test_a_folder_loads_as_remote_code_and_gives_the_same(tmp_path) -> None:
+    folder = tmp_path / "model"
+    expected = save_with_inputs(folder)
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        [*SHIPPED, "config.json", "generation_config.json", "inputs.st", "model.safetensors"]
+    )
+    facts, found = load_elsewhere(folder, tmp_path / "out.safetensors")
+    compare(found, expected)
+    assert set(facts["config"]["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+
+
+def test_a_base_model_or_a_config_alone_carry_all_of_the_code(tmp_path) -> None:
+    hf_recurrence.RecurrentGPT2Model(tiny_config()).save_pretrained(tmp_path / "base")
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    assert {file.name for file in (tmp_path / "base").glob("*.py")} == set(SHIPPED)
+
+
+def test_shipped_files_are_the_packages_own_and_import_only_what_travels() -> None:
+    allowed = {"torch", "transformers", "safetensors", *sys.stdlib_module_names}
+    for name in SHIPPED:
+        tree = ast.parse((PACKAGE / name).read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= allowed, name
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1, name
+                assert f"{node.module}.py" in SHIPPED, f"{name} imports {node.module}"
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] in allowed, name
+
+
+def test_once_the_package_is_imported_its_classes_answer(tmp_path) -> None:
+    save_with_inputs(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(model) is hf_recurrence.RecurrentGPT2LMHeadModel
+
+
+@pytest.mark.parametrize("flag", ["", "-W error"])
+def test_the_import_is_silent_offline_and_takes_no_time_of_its_own(flag: str) -> None:
+    program = (
+        "import socket, sys, time\n"
+        "def refuse(*args, **kwargs): raise OSError('no network')\n"
+        "socket.socket.connect = refuse\n"
+        "import torch, transformers\n"
+        "from transformers import AutoModel, AutoModelForCausalLM, GPT2LMHeadModel\n"
+        "start = time.perf_counter()\n"
+        "import hf_recurrence\n"
+        "taken = time.perf_counter() - start\n"
+        "assert taken < 2, taken\n"  # 0.05 s alone on a core; a loaded machine gets room
+    )
+    command = [sys.executable, *flag.split(), "-c", program] if not flag else [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,186 @@
+"""The standard Trainer, unmodified, with all that it is usually asked to do; adapters; several processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hf_recurrence import RecurrentGPT2Config, RecurrentGPT2LMHeadModel
+from tests.common import random_ids, read_in_pieces, tiny_model
+
+
+def rows(count: int = 8, length: int = 17) -> list[dict]:
+    torch.manual_seed(4)
+    return [{"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)} for ids in random_ids(count, length)]
+
+
+def trainer(folder: Path, steps: int, **changes) -> Trainer:
+    settings = {
+        "max_steps": steps,
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 3,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "use_cpu": True,
+        "report_to": [],
+        "save_steps": 2,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    model = tiny_model(torch.float32, overlap=1, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).train()
+    return Trainer(model, TrainingArguments(folder, **{**settings, **changes}), train_dataset=rows(), eval_dataset=rows())
+
+
+def losses(run: Trainer) -> list[float]:
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        {"bf16": True, "gradient_checkpointing": True},
+        {"gradient_accumulation_steps": 2},
+        {"label_smoothing_factor": 0.1},
+        {"neftune_noise_alpha": 5.0, "gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_it_trains_evaluates_and_resumes_as_if_never_interrupted(changes: dict, tmp_path) -> None:
+    before = trainer(tmp_path / "new", 4).evaluate()["eval_loss"]
+    whole = trainer(tmp_path / "whole", 4, **changes)
+    whole.train()
+    metrics = whole.evaluate()
+    assert metrics["eval_loss"] < before
+    first = trainer(tmp_path / "parts", 2, **changes)
+    first.train()
+    second = trainer(tmp_path / "parts", 4, **changes)
+    second.train(resume_from_checkpoint=True)
+    assert losses(whole) == losses(second)
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, second.model.get_parameter(name)), name
+    assert whole.predict(rows(5)).predictions.shape == (5, 17, 61)
+
+
+def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
+    """Also where the batches have different numbers of targets: the loss is divided by all of them."""
+    found = []
+    for settings in ({"per_device_train_batch_size": 4}, {"gradient_accumulation_steps": 4}):
+        torch.manual_seed(0)
+        data = rows(4)
+        for number, row in enumerate(data):
+            row["labels"] = row["labels"].clone()
+            row["labels"][: 4 * number] = -100
+        changes = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", **settings}
+        run = trainer(tmp_path, 1, save_strategy="no", max_grad_norm=0.0, optim="sgd", **changes)
+        for module in run.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        run.train_dataset = data
+        run.train()
+        found.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
+    for name, parameter in found[0].items():
+        torch.testing.assert_close(parameter, found[1][name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def launch(folder: Path, processes: int, length: int, rows_per_process: int) -> dict:
+    out = folder / f"{processes}.json"
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONWARNINGS": "default"}
+    worker = ["-m", "tests.train_worker", str(out), str(length), str(rows_per_process)]
+    command = [sys.executable, *worker]
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        file = root / "configs" / "accelerate" / "cpu_2_processes.yaml"
+        launcher = ["accelerate.commands.launch", f"--config_file={file}", f"--main_process_port={port}"]
+        command = [sys.executable, "-m", *launcher, *worker]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("length", [4, 17])  # a batch of one window leaves the recurrence out of the loss
+def test_two_processes_train_as_one_with_twice_the_batch(length: int, tmp_path) -> None:
+    two, one = launch(tmp_path, 2, length, 2), launch(tmp_path, 1, length, 4)
+    assert (two["processes"], one["processes"]) == (2, 1)
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-6)
+    for name, value in one["weights"].items():
+        assert two["weights"][name] == pytest.approx(value, rel=1e-6, abs=1e-8), name
+
+
+def test_lora_trains_and_merges(tmp_path) -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_model(torch.float32, overlap=1).train()
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["c_attn", "c_proj"], modules_to_save=["recurrence"],
+        fan_in_fan_out=True, init_lora_weights=False,
+    )
+    adapted = peft.get_peft_model(model, settings)
+    arguments = TrainingArguments(
+        tmp_path, max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[],
+        save_strategy="no", disable_tqdm=True, logging_steps=1, gradient_checkpointing=True,
+    )
+    before = {name: p.detach().clone() for name, p in adapted.named_parameters()}
+    run = Trainer(adapted, arguments, train_dataset=rows())
+    run.train()
+    changed = {name for name, p in adapted.named_parameters() if not torch.equal(p, before[name])}
+    assert all("lora_" in name or "modules_to_save" in name for name in changed)
+    assert any("lora_" in name for name in changed)
+    assert any("recurrence.modules_to_save.default.layers.0" in name for name in changed)
+    ids = random_ids(2, 17)
+    expected = adapted.eval()(input_ids=ids).logits
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(ids).logits, expected)
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = RecurrentGPT2LMHeadModel.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(loaded(ids).logits, expected)
+    torch.testing.assert_close(read_in_pieces(loaded, ids, [3, 1, 1])[0], expected)
+
+
+def copy_task(distance: int, steps: int, recurrent: bool = True) -> list[float]:
+    """Shares of right answers: a token shown in a window of 8 is asked for `distance` windows later."""
+    torch.manual_seed(0)
+    num_keys, vocab_size = 16, 35
+    config = RecurrentGPT2Config(
+        vocab_size=vocab_size, n_positions=8, window_size=8, n_embd=64, n_layer=3, n_head=4, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )
+    model = RecurrentGPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    right = []
+    for _ in range(steps):
+        ids = torch.randint(3 + num_keys, vocab_size, (64, 8 * (distance + 1)))
+        key = torch.randint(3, 3 + num_keys, (64,))
+        ids[torch.arange(64), torch.randint(0, 8, (64,))] = key  # anywhere in the first window, among other tokens
+        question = 8 * distance
+        ids[:, question], ids[:, question + 1] = 1, key
+        labels = torch.full_like(ids, -100)
+        labels[:, question + 1] = key
+        if not recurrent:
+            ids, labels, question = ids[:, question:], labels[:, question:], 0
+        out = model(ids, labels=labels, skip_logits=False)
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        right.append((out.logits[:, question].argmax(-1) == key).float().mean().item())
+    return right
+
+
+def test_a_token_is_copied_from_the_window_before() -> None:
+    right = copy_task(distance=1, steps=500)
+    assert sum(right[-50:]) / 50 > 0.95
+    without = copy_task(distance=1, steps=150, recurrent=False)
+    assert sum(without[-50:]) / 50 < 0.12  # 16 keys: chance is 0.06
