@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test test-slow compat common style benchmarks clean
+.PHONY: test test-slow compat style benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,12 @@ style: $(READY)  ## checks style and types, and fixes what can be fixed
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/mypy
+
+benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
+	$(BIN)/python -W ignore -m benchmarks.training_memory
+	$(BIN)/python -W ignore -m benchmarks.training_time
+	$(BIN)/python -W ignore -m benchmarks.generation
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf .venv .compat

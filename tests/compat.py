@@ -22,7 +22,16 @@ def installed(version: str) -> Path | None:
         return None
     folder = Path(__file__).parent.parent / ".compat" / version
     if not (folder / "transformers").is_dir():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"transformers=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            str(folder),
+            f"transformers=={version}",
+        ]
         subprocess.run(command, check=True)
     return folder
 

@@ -33,13 +33,16 @@ def save_with_inputs(folder: Path) -> dict[str, torch.Tensor]:
             "loss": model(ids, labels=ids).loss,
             "greedy": model.generate(ids, attention_mask=mask, **GREEDY),
             "beams": model.generate(ids, attention_mask=mask, num_beams=3, **GREEDY),
+            "only_new": model.generate(ids[:, :5], past_key_values=first.past_key_values, **GREEDY),
             "lookup": model.generate(ids[:1], **{**GREEDY, "eos_token_id": 2}),
         }
     model.train()(ids, labels=ids).loss.backward()
     return expected | {"gradient": model.transformer.recurrence.layers[0].weight.grad}
 
 
-def load_elsewhere(folder: Path, out: Path, packages: Path | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def load_elsewhere(
+    folder: Path, out: Path, packages: Path | None = None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a process without the package gives for a saved folder, under the transformers in `packages` if given."""
     environment = {**os.environ, "HF_HOME": str(out.parent / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = "" if packages is None else str(packages)

@@ -23,16 +23,41 @@ IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
         ({"inputs_embeds": torch.zeros(2, 4, 15)}, r"`inputs_embeds` must have `hidden_size` \(16\) features, got 15"),
         ({"inputs_embeds": torch.zeros(2, 0, 16)}, r"`inputs_embeds` must be .* got \[2, 0, 16\]"),
         ({"input_ids": IDS, "attention_mask": torch.ones(2, 3)}, r"`attention_mask` must be \[2, 4\].* got \[2, 3\]"),
-        ({"input_ids": IDS, "attention_mask": torch.ones(2, 1, 4, 4)}, r"`attention_mask` must be .* got \[2, 1, 4, 4\]"),
+        (
+            {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 4, 4)},
+            r"`attention_mask` must be .* got \[2, 1, 4, 4\]",
+        ),
         ({"input_ids": IDS, "token_type_ids": IDS[:, :3]}, r"`token_type_ids` must be \[2, 4\] .* got \[2, 3\]"),
-        ({"input_ids": IDS, "reset": torch.ones(2)}, r"`reset` must be one boolean a row, \[2\], got .* torch.float32"),
+        (
+            {"input_ids": IDS, "reset": torch.ones(2)},
+            r"`reset` must be one boolean a row, \[2\], got .* torch.float32",
+        ),
         ({"input_ids": IDS, "reset": torch.ones(3).bool()}, r"`reset` must be one boolean a row, \[2\], got \[3\]"),
         ({"input_ids": IDS, "labels": IDS[:, 1:]}, r"`labels` must be \[2, 4\] as the inputs, got \[2, 3\]"),
         ({"input_ids": IDS, "labels": IDS + 51}, r"`labels` must be from 0 to .* \(60\), or -100, got 61"),
         ({"input_ids": IDS, "shift_labels": IDS - 9}, "`shift_labels` must be from 0 to .*, or -100, got -6"),
-        ({"input_ids": IDS, "position_ids": torch.tensor([[0, 1, 2, 5]])}, r"`position_ids` must count .* \[0, 1, 2, 5\]"),
+        (
+            {"input_ids": IDS, "position_ids": torch.tensor([[0, 1, 2, 5]])},
+            r"`position_ids` must count .* \[0, 1, 2, 5\]",
+        ),
         ({"input_ids": IDS, "position_ids": torch.tensor([[3, 4, 5, 6]])}, "`position_ids` must count each document"),
-        ({"input_ids": IDS, "position_ids": torch.tensor([[0, 1]])}, r"`position_ids` must be \[2, 4\] .* got \[1, 2\]"),
+        (
+            {"input_ids": IDS, "position_ids": torch.tensor([[0, 1]])},
+            r"`position_ids` must be \[2, 4\] .* got \[1, 2\]",
+        ),
+        (
+            {"input_ids": IDS, "reset": [True, False]},
+            r"`reset` must be a tensor of one boolean a row, \[2\], got list",
+        ),
+        ({"inputs_embeds": IDS[..., None]}, "`inputs_embeds` must be floating point, got torch.int64"),
+        ({"input_ids": IDS[0], "labels": IDS[0]}, r"`input_ids` must be .* got \[4\]"),
+        ({"input_ids": IDS[:, :0], "labels": IDS[:, :0]}, r"`input_ids` must be .* got \[2, 0\]"),
+        ({"input_ids": IDS, "labels": IDS, "attention_mask": torch.eye(3, 4)}, "`attention_mask` must be"),
+        ({"input_ids": IDS, "labels": IDS, "position_ids": torch.tensor([[0, 1]])}, "`position_ids` must be"),
+        (
+            {"input_ids": IDS, "position_ids": torch.tensor([[0, 1, 2, 3], [0, 2, 3, 4]])},
+            r"\[0, 2, 3, 4\]... in row 1",
+        ),
         ({"input_ids": IDS, "encoder_hidden_states": torch.zeros(1)}, "`encoder_hidden_states` must be left out"),
     ],
 )
@@ -41,6 +66,15 @@ def test_the_error_names_argument_rule_and_value(arguments: dict, message: str) 
     for mode in (model.train(), model.eval()):
         with pytest.raises(ValueError, match=message):
             mode(**arguments)
+
+
+def test_positions_of_pads_may_be_anything() -> None:
+    model = tiny_model(torch.float32)
+    mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
+    positions = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1]])
+    assert torch.equal(
+        model(IDS, attention_mask=mask, position_ids=positions).logits, model(IDS, attention_mask=mask).logits
+    )
 
 
 def test_packed_rows_cannot_continue_a_cache() -> None:

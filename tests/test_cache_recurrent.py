@@ -51,6 +51,11 @@ def test_files_that_are_no_cache_are_refused(tmp_path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="`path` must be a file written by `RecurrentCache.save`"):
         RecurrentCache.load(tmp_path / "model.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:200])
+    with pytest.raises(ValueError, match="`path` must be a whole safetensors file, got .*torn"):
+        RecurrentCache.load(tmp_path / "torn.safetensors")
+    with pytest.raises(ValueError, match="`max_length` must be an integer, got 2.5"):
+        RecurrentCache(model.config).crop(2.5)
     with pytest.raises(ValueError, match="The cache is empty"):
         RecurrentCache(model.config).save(tmp_path / "empty.safetensors")
 
@@ -83,11 +88,41 @@ def test_crop_of_ragged_rows_and_twice(overlap: int) -> None:
     torch.testing.assert_close(model(more, past_key_values=cache).logits, expected, **EXACT)
 
 
+def test_crop_where_one_row_goes_back_a_window_and_another_does_not() -> None:
+    model = tiny_model(window_size=3)
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 1]])
+    ids, more = random_ids(3, 3), random_ids(3, 5)
+    cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    cache.crop(2)
+    full = torch.cat([mask[:, :2], torch.ones_like(more)], 1)
+    expected = model(torch.cat([ids[:, :2], more], 1), attention_mask=full, output_attentions=True)
+    found = model(more, past_key_values=cache, output_attentions=True)
+    torch.testing.assert_close(found.logits, expected.logits[:, 2:], **EXACT)
+    torch.testing.assert_close(found.attentions[0], expected.attentions[0][:, :, 2:], **EXACT)
+
+
+@pytest.mark.parametrize("overlap", [0, 3, 50, 60])
+def test_the_whole_previous_window_can_be_gone_back_to(overlap: int) -> None:
+    model = tiny_model(window_size=64, n_positions=64, overlap=overlap)
+    stride = 64 - overlap
+    windows = 4 + 64 // stride
+    ids, more = random_ids(1, windows * stride + overlap + 2), random_ids(1, 3)
+    cache = model(ids, use_cache=True).past_key_values
+    assert cache.rows["windows"] == [windows]
+    for length in ((windows - 1) * stride, (windows - 1) * stride + 1, windows * stride + overlap):
+        cropped = copy.deepcopy(cache)
+        cropped.crop(length)
+        expected = model(torch.cat([ids[:, :length], more], 1)).logits[:, length:]
+        torch.testing.assert_close(model(more, past_key_values=cropped).logits, expected, **EXACT)
+
+
 def test_crop_says_when_it_cannot_go_back_so_far_and_changes_nothing() -> None:
     model = tiny_model(window_size=16, n_positions=16)
     cache = model(random_ids(1, 200), use_cache=True).past_key_values
     before = copy.deepcopy(cache)
-    with pytest.raises(ValueError, match="`max_length` must not reach further back than the 4 windows .* got 40 in row 0"):
+    with pytest.raises(
+        ValueError, match="`max_length` must not reach further back than the 4 windows .* got 40 in row 0"
+    ):
         cache.crop(40)
     assert cache.rows == before.rows
     assert cache.get_seq_length() == 200

@@ -11,7 +11,11 @@ from tests.common import random_ids, tiny_config, tiny_model
 
 def test_the_defaults_are_the_papers() -> None:
     config = RecurrentGPT2Config()
-    assert (config.window_size, config.overlap, config.insertion_layer) == (300, 0, 1)  # the paper counts layers from 1
+    assert (config.window_size, config.overlap, config.insertion_layer) == (
+        300,
+        0,
+        1,
+    )  # the paper counts layers from 1
     assert (config.pooling, config.pooling_layers, config.num_recurrent_embeddings) == ("mean", "weighted", 1)
     assert (config.recurrence_hidden_size, config.recurrence_num_hidden_layers) == (200, 3)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)

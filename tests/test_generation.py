@@ -1,5 +1,7 @@
 """generate() and the text-generation pipeline, through transformers' own loop."""
 
+import copy
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -93,6 +95,16 @@ def test_a_returned_cache_is_continued_with_all_ids_or_only_the_new_ones(overlap
         unread, attention_mask=mask, past_key_values=first().past_key_values, max_new_tokens=11, **settings
     )
     assert torch.equal(only_new.sequences[:, unread.shape[1] :], expected[:, whole.shape[1] :])
+
+
+def test_reset_is_done_once_at_the_start() -> None:
+    model = tiny_model(overlap=1)
+    cache, more = model(random_ids(2, 8), use_cache=True).past_key_values, random_ids(2, 3)
+    reset = torch.tensor([True, False])
+    text = model.generate(more, past_key_values=copy.deepcopy(cache), reset=reset, max_new_tokens=12, **GREEDY)
+    fresh = model.generate(more, max_new_tokens=12, **GREEDY)
+    continued = model.generate(more, past_key_values=copy.deepcopy(cache), max_new_tokens=12, **GREEDY)
+    assert torch.equal(text, torch.where(reset[:, None], fresh, continued))
 
 
 def test_generation_from_embeddings() -> None:

@@ -12,8 +12,15 @@ from hf_recurrence import RecurrentGPT2Config, RecurrentGPT2LMHeadModel, Recurre
 from tests.common import random_ids, tiny_model
 
 
-SETTINGS = {"vocab_size": 61, "n_positions": 32, "n_embd": 32, "n_layer": 3, "n_head": 4, "bos_token_id": 1,
-            "eos_token_id": 2}
+SETTINGS = {
+    "vocab_size": 61,
+    "n_positions": 32,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 NEW = ["mix.logits"] + [f"layers.{number}.{part}" for number in range(4) for part in ("weight", "bias")]
 
 

@@ -319,6 +319,37 @@ def test_window_checkpointing_continues_a_cache_and_fills_it() -> None:
         torch.testing.assert_close(one.keys, two.keys, **EXACT)
 
 
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_loss_of_rows_at_different_places_in_their_windows(checkpointing: bool, overlap: int) -> None:
+    model = tiny_model(overlap=overlap).train()
+    model.transformer._set_gradient_checkpointing(enable=checkpointing)
+    ids, mask = random_ids(3, 20), torch.ones(3, 20, dtype=torch.long)
+    mask[1, :3], mask[2, 8:11] = 0, 0
+    cache = model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True).past_key_values
+
+    def run(**kwargs) -> torch.Tensor:
+        new, real = ids[:, 7:], mask[:, 7:]
+        return model(new, attention_mask=real, labels=new, past_key_values=copy.deepcopy(cache), **kwargs).loss
+
+    assert_same_gradients(model, run, lambda: run(skip_logits=False))
+
+
+def test_a_state_is_projected_anew_in_training() -> None:
+    """Its keys and values in the cache are of weights that a step has changed since."""
+    model = tiny_model()
+    cache = model(random_ids(1, 8), use_cache=True).past_key_values
+    with torch.no_grad():
+        cache = model(random_ids(1, 1), past_key_values=cache).past_key_values
+        assert cache.projected
+        model.transformer.h[1].attn.c_attn.weight.mul_(1.1)
+    ids = random_ids(1, 4)
+    kept = copy.deepcopy(cache)
+    kept.projected = {}
+    found, expected = (model.train()(ids, labels=ids, past_key_values=c).loss for c in (cache, kept))
+    assert torch.equal(found, expected)
+
+
 def test_window_checkpointing_differentiates_inputs_and_frozen_models() -> None:
     model = tiny_model().train()
     ids = random_ids(2, 17)
@@ -334,6 +365,15 @@ def test_window_checkpointing_differentiates_inputs_and_frozen_models() -> None:
     model.zero_grad()
     model(ids, labels=ids).loss.backward()
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+def test_a_head_whose_forward_was_replaced_is_called() -> None:
+    """As accelerate does to move weights; the loss must not go around it."""
+    model = tiny_model()
+    ids, old = random_ids(2, 9), model.lm_head.forward
+    model.lm_head.forward = lambda hidden: 2 * old(hidden)
+    losses = [model(ids, labels=ids, skip_logits=skip).loss for skip in (True, False)]
+    torch.testing.assert_close(*losses, **EXACT)
 
 
 def test_no_logits_of_all_positions_are_made_in_training(monkeypatch) -> None:
@@ -437,6 +477,8 @@ def test_tuples_and_kept_logits() -> None:
     out = model(ids)
     assert torch.equal(model(ids, return_dict=False)[0], out.logits)
     assert torch.equal(model(ids, logits_to_keep=3).logits, out.logits[:, -3:])
+    for mode in (model.train(), model.eval()):
+        torch.testing.assert_close(mode(ids, labels=ids, logits_to_keep=3).loss, mode(ids, labels=ids).loss, **EXACT)
     assert torch.equal(model(ids, logits_to_keep=torch.tensor([0, 7])).logits, out.logits[:, [0, 7]])
     base = RecurrentGPT2Model(model.config).double().eval()
     base.load_state_dict(model.transformer.state_dict())

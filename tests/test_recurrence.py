@@ -47,7 +47,9 @@ def test_what_a_window_hands_on_equals_its_twin(changes: dict) -> None:
     module: WindowRecurrence = model.transformer.recurrence
     found = module(module.token_vectors(layers))[0]
     parameters = dict(model.named_parameters())
-    torch.testing.assert_close(found, reference.hand_on([l[0] for l in layers], parameters, model.config), **EXACT)
+    torch.testing.assert_close(
+        found, reference.hand_on([layer[0] for layer in layers], parameters, model.config), **EXACT
+    )
 
 
 def test_two_windows_hand_on_clearly_different_embeddings_when_new() -> None:

@@ -17,7 +17,9 @@ from tests.common import random_ids, read_in_pieces, tiny_model
 
 def rows(count: int = 8, length: int = 17) -> list[dict]:
     torch.manual_seed(4)
-    return [{"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)} for ids in random_ids(count, length)]
+    return [
+        {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)} for ids in random_ids(count, length)
+    ]
 
 
 def trainer(folder: Path, steps: int, **changes) -> Trainer:
@@ -35,7 +37,9 @@ def trainer(folder: Path, steps: int, **changes) -> Trainer:
         "seed": 3,
     }
     model = tiny_model(torch.float32, overlap=1, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).train()
-    return Trainer(model, TrainingArguments(folder, **{**settings, **changes}), train_dataset=rows(), eval_dataset=rows())
+    return Trainer(
+        model, TrainingArguments(folder, **{**settings, **changes}), train_dataset=rows(), eval_dataset=rows()
+    )
 
 
 def losses(run: Trainer) -> list[float]:
@@ -123,13 +127,25 @@ def test_lora_trains_and_merges(tmp_path) -> None:
     peft = pytest.importorskip("peft")
     model = tiny_model(torch.float32, overlap=1).train()
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["c_attn", "c_proj"], modules_to_save=["recurrence"],
-        fan_in_fan_out=True, init_lora_weights=False,
+        task_type="CAUSAL_LM",
+        r=4,
+        target_modules=["c_attn", "c_proj"],
+        modules_to_save=["recurrence"],
+        fan_in_fan_out=True,
+        init_lora_weights=False,
     )
     adapted = peft.get_peft_model(model, settings)
     arguments = TrainingArguments(
-        tmp_path, max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[],
-        save_strategy="no", disable_tqdm=True, logging_steps=1, gradient_checkpointing=True,
+        tmp_path,
+        max_steps=3,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        gradient_checkpointing=True,
     )
     before = {name: p.detach().clone() for name, p in adapted.named_parameters()}
     run = Trainer(adapted, arguments, train_dataset=rows())
@@ -154,8 +170,17 @@ def copy_task(distance: int, steps: int, recurrent: bool = True) -> list[float]:
     torch.manual_seed(0)
     num_keys, vocab_size = 16, 35
     config = RecurrentGPT2Config(
-        vocab_size=vocab_size, n_positions=8, window_size=8, n_embd=64, n_layer=3, n_head=4, bos_token_id=0,
-        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        vocab_size=vocab_size,
+        n_positions=8,
+        window_size=8,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     model = RecurrentGPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)

@@ -94,7 +94,7 @@ def test_merge_undoes_the_cut_into_windows(data: st.DataObject) -> None:
     rows = Rows(window_size, overlap, (num_rows, num_new), torch.device("cpu"), mask, held, filled, exact=True)
     values = torch.arange(1, num_rows * num_new + 1).view(num_rows, num_new)
     aligned = rows.align(values)
-    pieces = []
+    pieces, counted = [], []
     for number in range(len(rows.windows)):
         columns = rows.columns(number)
         run = rows.pick(aligned, columns)
@@ -102,10 +102,13 @@ def test_merge_undoes_the_cut_into_windows(data: st.DataObject) -> None:
             missing = (columns.stop - columns.start) - run.shape[1]
             run = torch.nn.functional.pad(run, (missing, 0))
         pieces.append(rows.scored(number, run.unsqueeze(-1)))
-        expected = rows.pick(rows.align(values, fill=-100), rows.scored_columns(number), fill=-100)
-        assert expected.shape == pieces[-1].shape[:2]
+        scored = rows.scored_values(number, rows.align(values, fill=-100), fill=-100)
+        assert scored.shape == pieces[-1].shape[:2]
+        counted += scored[scored != -100].tolist()
     merged = rows.merge(pieces).squeeze(-1)
     assert torch.equal(merged, values if mask is None else values * mask)
+    if mask is None:
+        assert sorted(counted) == values.flatten().tolist(), "each new token is scored once"
 
 
 def test_packed_documents_come_apart_and_together() -> None:

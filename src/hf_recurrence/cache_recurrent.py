@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -80,7 +80,8 @@ class RecurrentCache(Cache):
         super().__init__(layers=[WindowLayer() for _ in range(config.num_hidden_layers)])
         self.signature = cache_signature(config)
         self.stride = config.window_size - config.overlap
-        self.num_past = max(1, -(-CROP_TOKENS // self.stride))  # windows kept for `crop`
+        # windows kept for `crop`, which a token of the previous window that lies in its overlap goes back to
+        self.num_past = max(-(-CROP_TOKENS // self.stride), 1 - (-config.overlap // self.stride))
         self.reset()
 
     def reset(self) -> None:
@@ -154,6 +155,10 @@ class RecurrentCache(Cache):
         """Puts `repeats` copies of each row side by side."""
         self.reorder_cache(torch.arange(self.num_rows).repeat_interleave(repeats))
 
+    def restart_rows(self, restart: list[bool]) -> None:
+        """Lets the marked rows begin a new document with the next call."""
+        self.rows = self.restarted(restart)
+
     def restarted(self, restart: list[bool]) -> dict[str, list[int]]:
         """The rows' places with those marked at the start of a new document."""
         start = dict.fromkeys(self.ROWS, 0) | {"first_columns": self.num_columns}
@@ -169,6 +174,8 @@ class RecurrentCache(Cache):
         Reaches back over the window under way and the one before it (over more where windows are short); a
         `ValueError` says when that is not enough, and the cache stays as it was.
         """
+        if not isinstance(max_length, int):
+            raise ValueError(f"`max_length` must be an integer, got {max_length!r}.")
         length = max_length if max_length > 0 else self.num_columns + max_length
         if length >= self.num_columns or not self.num_rows:
             return
@@ -180,7 +187,7 @@ class RecurrentCache(Cache):
             place = {name: values[row] for name, values in self.rows.items()}
             known = columns[row][first - place["reach"] * self.stride : first + place["held"]]
             left = sum(column < length for column in known) - place["reach"] * self.stride
-            lost = place["windows"] > place["reach"] == -left // self.stride  # and perhaps more that is not known
+            lost = place["windows"] > place["reach"] and not (known and known[0] <= length)
             back = 0
             while left < self.signature["overlap"] and back < place["windows"]:
                 left, back = left + self.stride, back + 1
@@ -203,8 +210,8 @@ class RecurrentCache(Cache):
         if moved:
             device = kept["past"].device
             index = torch.arange(first + held, device=device) - steps.to(device)[:, None] * self.stride
-            index = index.clamp(min=0)
             everything = torch.cat([kept["past"], kept["inputs"]], 1)
+            index = index.clamp(0, everything.shape[1] - 1)
             inputs = everything.gather(1, index.unsqueeze(-1).expand(-1, -1, everything.shape[-1]))
             columns = torch.cat([kept["past_columns"], kept["columns"]], 1).gather(1, index)
             which = (torch.arange(self.num_past + 1, device=device) - steps.to(device)[:, None]).clamp(min=0)
@@ -223,7 +230,7 @@ class RecurrentCache(Cache):
             raise ValueError("The cache is empty: run the model over some text with it first.")
         tensors = {f"state.{name}": tensor for name, tensor in self.tensors.items()}
         for number, layer in enumerate(self.layers):
-            tensors |= {f"layers.{number}.keys": layer.keys, f"layers.{number}.values": layer.values}
+            tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"] = layer.keys, layer.values
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         facts = {"signature": self.signature, "num_columns": self.num_columns, "rows": self.rows}
         partial = Path(f"{path}.partial")
@@ -233,11 +240,14 @@ class RecurrentCache(Cache):
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> "RecurrentCache":
         """The cache that `save` wrote; the text goes on from it as if it had never been away."""
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"`path` must be a file written by `RecurrentCache.save`, got {str(path)!r}.")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                metadata, names = file.metadata() or {}, file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise ValueError(f"`path` must be a whole safetensors file, got {str(path)!r}: {error}.") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"`path` must be a file written by `RecurrentCache.save`, got {str(path)!r}.")
         facts = json.loads(metadata["cache"])
         cache = cls(SimpleNamespace(**facts["signature"]))
         keys_values = [

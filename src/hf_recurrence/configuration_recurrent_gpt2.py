@@ -115,7 +115,7 @@ class RecurrentGPT2Config(GPT2Config):
             )
         if self.overlap >= self.window_size:
             raise ValueError(f"`overlap` must be smaller than `window_size` ({self.window_size}), got {self.overlap}.")
-        layer = self.insertion_layer
+        layer: Any = self.insertion_layer
         if layer != "all" and not (_is_int(layer) and 0 <= layer < self.n_layer):
             raise ValueError(
                 f"`insertion_layer` must be 'all' or a layer counted from 0, at most {self.n_layer - 1} "

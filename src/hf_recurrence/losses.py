@@ -81,7 +81,7 @@ def head_loss(
     lm_head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, chunk: int, weight_sum: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The sum of the losses of hidden states [B, T, D], without logits of more than `chunk` tokens a row at a time."""
-    if is_plain_linear(lm_head):
+    if is_plain_linear(lm_head) and torch.is_grad_enabled():
         hidden, targets, size = hidden.transpose(0, 1).flatten(0, 1), targets.T.flatten(), chunk * hidden.shape[0]
         return LinearCrossEntropy.apply(hidden, lm_head.weight, targets, size, weight_sum)
     pairs = zip(hidden.split(chunk, 1), targets.split(chunk, 1), strict=True)
@@ -90,8 +90,9 @@ def head_loss(
 
 def is_plain_linear(lm_head: nn.Module) -> bool:
     """Whether the module does nothing but multiply by its weight: no bias, adapter or hook."""
-    hooks = (lm_head._forward_hooks, lm_head._forward_pre_hooks, lm_head._backward_hooks)
-    return type(lm_head) is nn.Linear and lm_head.bias is None and not any(hooks)
+    hooks = (lm_head._forward_hooks, lm_head._forward_pre_hooks, lm_head._backward_hooks, lm_head._backward_pre_hooks)
+    changed = any(hooks) or "forward" in vars(lm_head)
+    return type(lm_head) is nn.Linear and lm_head.bias is None and not changed
 
 
 class RandomState:
@@ -137,7 +138,9 @@ class TwoPassLoss(torch.autograd.Function):
             states.append(run(number, states[-1], False)[1])
         torch.clear_autocast_cache()  # its copies of the weights were made without gradient
         gradients = [sums.get(id(tensor)) for tensor in inputs]
-        losses, state_gradient, after = [], None, None
+        losses: list[torch.Tensor] = []
+        state_gradient: torch.Tensor | None = None
+        after: RandomState | None = None
         for number in reversed(range(num_windows)):
             if number < num_windows - 1:
                 randomness[number].restore()

@@ -1,8 +1,9 @@
 # Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
 """GPT-2 run over windows, each of which attends to an embedding of the one before.
 
-"Adding Recurrence to Pretrained Transformers": the token vectors of a window are pooled over layers and positions (eq. 1),
-a feed-forward network makes an embedding of them, and one layer of the next window gets it as a further key and value.
+"Adding Recurrence to Pretrained Transformers": the token vectors of a window are pooled over layers and positions
+(eq. 1), a feed-forward network makes an embedding of them, and one layer of the next window gets it as one more key
+and value.
 
 Axes: B batch, T tokens, N windows, W window, S state vectors, D width, V vocabulary.
 """
@@ -33,6 +34,7 @@ from .segment import (
     WindowOutput,
     check_inputs,
     check_labels,
+    check_reset,
     document_starts,
     merge_layers,
     real_columns,
@@ -96,8 +98,8 @@ class RecurrentGPT2Attention(nn.Module):
     ) -> tuple[torch.Tensor, KeysValues, torch.Tensor | None]:
         query, key, value = self.project(hidden_states)
         if before:
-            key = torch.cat([*(keys for keys, _ in before), key], 2)
-            value = torch.cat([*(values for _, values in before), value], 2)
+            key = torch.cat([*(keys.to(key.dtype) for keys, _ in before), key], 2)
+            value = torch.cat([*(values.to(value.dtype) for _, values in before), value], 2)
         eager = output_attentions or self.config._attn_implementation == "eager"
         attend = eager_attention if eager else ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         dropout = self.attn_dropout.p if self.training else 0.0
@@ -127,7 +129,7 @@ class RecurrentGPT2Block(nn.Module):
         attention_mask: torch.Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, KeysValues, KeysValues | None, torch.Tensor | None]:
-        """The outputs, keys and values of the window so far, those of the state (`projected` if given), the weights."""
+        """The outputs, keys and values of the window so far, those of the state (`projected` if given), weights."""
         if state is not None and projected is None:
             projected = self.attn.project(self.ln_1(state))[1:]
         before = [pair for pair in (projected, past) if pair is not None]
@@ -166,8 +168,8 @@ class RecurrentGPT2PreTrainedModel(GPT2PreTrainedModel):
     def __init__(self, config: RecurrentGPT2Config) -> None:
         if getattr(config, "model_type", None) != RecurrentGPT2Config.model_type:
             raise ValueError(
-                f"`config` must be a RecurrentGPT2Config, got {type(config).__name__}. For a plain GPT-2 checkpoint leave "
-                "`config` out: from_pretrained(folder, window_size=...) makes it from the folder's own."
+                f"`config` must be a RecurrentGPT2Config, got {type(config).__name__}. For a plain GPT-2 checkpoint "
+                "leave `config` out: from_pretrained(folder, window_size=...) makes it from the folder's own."
             )
         config.check_recurrence()
         super().__init__(config)
@@ -347,7 +349,10 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if use_cache is None:
             use_cache = past_key_values is not None if self.training else config.use_cache
-        check_inputs(config, input_ids, inputs_embeds, past_key_values, attention_mask, token_type_ids, reset, kwargs)
+        others = {**kwargs, "position_ids": position_ids}
+        check_inputs(config, input_ids, inputs_embeds, past_key_values, attention_mask, token_type_ids, reset, others)
+        if (targets is None) != (lm_head is None):
+            raise ValueError("`targets` and `lm_head` must be given together.")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         mask = real_columns(attention_mask, tokens.shape[1])
         if position_ids is not None:
@@ -377,7 +382,7 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
             if training and len(segment.rows.windows) == 1:
                 # No later window uses the recurrence; data-parallel training wants its parameters in the graph.
                 unused = self.recurrence(output.vectors) if state is None else state
-                output.hidden_states = output.hidden_states + 0 * unused.sum()
+                output.hidden_states = output.hidden_states + (0 * unused).sum()
             return state, output
 
         loss, windows, state = None, [], segment.states[0]
@@ -391,7 +396,7 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
                 windows.append(output)
             if targets is not None:
                 scored = [segment.rows.scored(number, output.hidden_states) for number, output in enumerate(windows)]
-                expected = [segment.scored_values(number, targets) for number in range(len(windows))]
+                expected = [segment.rows.scored_values(number, targets, -100) for number in range(len(windows))]
                 loss = head_loss(lm_head, torch.cat(scored, 1), torch.cat(expected, 1), config.window_size)
         hidden_states = None if targets is not None else segment.merge([output.hidden_states for output in windows])
         if use_cache:
@@ -456,10 +461,8 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
             segment.note(number, state, output if use_cache and with_loss else None)
             if not with_loss:
                 return None, state
-            scored, expected = (
-                segment.rows.scored(number, output.hidden_states),
-                segment.scored_values(number, targets),
-            )
+            scored = segment.rows.scored(number, output.hidden_states)
+            expected = segment.rows.scored_values(number, targets, -100)
             return head_loss(lm_head, scored, expected, self.config.window_size, weight_sum), state
 
         num_windows, device = len(segment.rows.windows), segment.tokens.device
@@ -495,13 +498,27 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
         """Puts our cache where generate() would make one of its own."""
-        if generation_config.cache_implementation not in (None, "dynamic"):
+        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
             raise ValueError(
                 "`cache_implementation` must be left out, the model has a cache of constant size of its own, got "
                 f"{generation_config.cache_implementation!r}."
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+        cache, reset = model_kwargs.get("past_key_values"), model_kwargs.pop("reset", None)
+        if reset is not None and cache is not None and cache.num_rows:  # at the start, not at every token
+            check_reset(reset, cache.num_rows)
+            cache.restart_rows(reset.tolist())
+        if cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = RecurrentCache(self.config)
+
+    def _get_initial_cache_position(
+        self, seq_length: int, device: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Where the new tokens stand, which transformers before 5.10 asks; `seq_length` may be of only these."""
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None and 0 < seq_length <= cache.get_seq_length():
+            start = cache.get_seq_length()
+            model_kwargs["cache_position"] = torch.arange(start, start + seq_length, device=device)
+        return super()._get_initial_cache_position(seq_length, device, model_kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.LongTensor, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
@@ -554,6 +571,10 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
         name, given = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
         if given is not None:
             tokens = input_ids if inputs_embeds is None else inputs_embeds
+            others = {**kwargs, "position_ids": position_ids}
+            check_inputs(
+                self.config, input_ids, inputs_embeds, past_key_values, attention_mask, token_type_ids, reset, others
+            )
             check_labels(self.config, name, given, tokens)
             mask = real_columns(attention_mask, given.shape[1])
             if shift_labels is None:
@@ -585,8 +606,10 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
             else:
                 columns = logits_to_keep
             logits = self.lm_head(outputs.last_hidden_state[:, columns])
-            if targets is not None:
-                loss = sum_of_losses(logits, targets[:, columns])
+            if targets is not None and logits.shape[1] == targets.shape[1]:
+                loss = sum_of_losses(logits, targets)
+            elif targets is not None:  # over all columns, whichever logits are kept
+                loss = head_loss(self.lm_head, outputs.last_hidden_state, targets, self.config.window_size)
         if loss is not None:
             count = (targets != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = loss / (count.to(loss.device) if isinstance(count, torch.Tensor) else count)

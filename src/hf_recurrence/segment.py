@@ -36,6 +36,8 @@ def check_inputs(
     if tokens.dim() != axes or 0 in tokens.shape:
         shape = "[batch, tokens]" if axes == 2 else "[batch, tokens, hidden_size]"
         raise ValueError(f"`{name}` must be {shape} with at least one row and one token, got {list(tokens.shape)}.")
+    if inputs_embeds is not None and not inputs_embeds.is_floating_point():
+        raise ValueError(f"`inputs_embeds` must be floating point, got {inputs_embeds.dtype}.")
     if inputs_embeds is not None and inputs_embeds.shape[-1] != config.hidden_size:
         raise ValueError(
             f"`inputs_embeds` must have `hidden_size` ({config.hidden_size}) features, got {inputs_embeds.shape[-1]}."
@@ -70,11 +72,23 @@ def check_inputs(
         raise ValueError(
             f"`token_type_ids` must be {list(tokens.shape[:2])} as `{name}`, got {list(token_type_ids.shape)}."
         )
-    if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) != (num_rows,)):
-        raise ValueError(f"`reset` must be one boolean a row, [{num_rows}], got {list(reset.shape)} of {reset.dtype}.")
+    position_ids = others.get("position_ids")
+    if position_ids is not None and tuple(position_ids.shape) not in ((num_rows, num_new), (1, num_new)):
+        raise ValueError(f"`position_ids` must be {[num_rows, num_new]} as `{name}`, got {list(position_ids.shape)}.")
+    check_reset(reset, num_rows)
     for key, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
         if ids is not None:
             check_ids(key, ids, config.vocab_size)
+
+
+def check_reset(reset: torch.Tensor | None, num_rows: int) -> None:
+    """Raises a `ValueError` if `reset` is not a boolean a row."""
+    if reset is None:
+        return
+    if not isinstance(reset, torch.Tensor):
+        raise ValueError(f"`reset` must be a tensor of one boolean a row, [{num_rows}], got {type(reset).__name__}.")
+    if reset.dtype != torch.bool or tuple(reset.shape) != (num_rows,):
+        raise ValueError(f"`reset` must be one boolean a row, [{num_rows}], got {list(reset.shape)} of {reset.dtype}.")
 
 
 def check_ids(name: str, ids: torch.Tensor, vocab_size: int, ignore_index: int | None = None) -> None:
@@ -106,17 +120,18 @@ def document_starts(
 
     `position_ids` count the real tokens of a document from 0; windows restart them on their own.
     """
-    if position_ids.shape not in (shape, (1, shape[1])):
-        raise ValueError(f"`position_ids` must be {list(shape)} as the inputs, got {list(position_ids.shape)}.")
     order, rank = compact_order(torch.ones(shape, device=position_ids.device) if mask is None else mask)
     positions = position_ids.expand(shape).gather(1, order)
     before, after = positions[:, :-1], positions[:, 1:]
     real = torch.ones_like(after, dtype=torch.bool) if mask is None else mask.gather(1, order)[:, 1:]
     wrong = real & (after != before + 1) & (after != 0)
-    if wrong.any() or (not continued and (positions[:, 0] != 0).any()):
+    first = torch.ones_like(wrong[:, 0]) if mask is None else mask.any(1)
+    wrong_rows = wrong.any(1) | (first & (positions[:, 0] != 0) & (not continued))
+    if wrong_rows.any():
+        row = int(wrong_rows.nonzero()[0])
         raise ValueError(
-            "`position_ids` must count each document's tokens from 0 by ones, leaving out pads (see `attention_mask`), "
-            f"got {position_ids[0, :8].tolist()}..."
+            "`position_ids` must count each document's tokens from 0 by ones, leaving out pads of `attention_mask`, "
+            f"got {position_ids.expand(shape)[row, :8].tolist()}... in row {row}."
         )
     starts = real & (after == 0)
     return torch.nn.functional.pad(starts, (1, 0)).gather(1, rank) if starts.any() else None
@@ -214,13 +229,14 @@ class Segment:
         self.past = None
         if filled:
             self.past = [(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in cache.layers]
-        self.projected = cache.projected if full else {}
+        # What was projected before is used in decoding only: in training, weights change and gradients flow.
+        self.projected = cache.projected if full and not torch.is_grad_enabled() else {}
         self.next_projected: dict[int, KeysValues] = {}
         # the states that enter the windows; rows in their first one have none
         self.states: list[torch.Tensor | None] = [None]
         self.in_later_window = None
         if any(places["windows"]):
-            self.states = [self.kept["states"][:, -1]]
+            self.states = [self.kept["states"][:, -1].to(model.wte.weight.dtype)]
             if not all(places["windows"]):
                 self.in_later_window = torch.tensor(places["windows"], device=tokens.device)[:, None, None, None] > 0
         self.ends: list[tuple[list[int], list[torch.Tensor]]] = []
@@ -277,10 +293,6 @@ class Segment:
                 ]
         return output
 
-    def scored_values(self, number: int, aligned: torch.Tensor) -> torch.Tensor:
-        """The values, -100 where there is no new token, of the columns that `rows.scored` keeps. [B, W]"""
-        return self.rows.pick(aligned, self.rows.scored_columns(number), fill=-100)
-
     def next_state(self, number: int, output: WindowOutput) -> torch.Tensor | None:
         """What the window hands on, where one follows it in any row. [B, S, D]"""
         if number >= self.num_states:
@@ -301,7 +313,7 @@ class Segment:
             places = self._key_columns(number)
             maps = maps[..., maps.shape[-1] - places.shape[1] :]
             empty = maps.new_zeros(*maps.shape[:3], self.num_columns + self.rows.num_new)
-            index = places.clamp(min=0)[:, None, None, :].expand_as(maps)
+            index = places.clamp(0, empty.shape[3] - 1)[:, None, None, :].expand_as(maps)  # weight 0 where outside
             spread.append(empty.scatter_add(3, index, maps).transpose(1, 2).flatten(2))
         return self.merge(spread).unflatten(2, (self.config.num_attention_heads, -1)).transpose(1, 2)
 
@@ -329,7 +341,7 @@ class Segment:
         parts = [part.detach() for pair in output.keys_values for part in pair] + [output.vectors.detach()]
         if len(rows) == len(self.full):
             self.ends.append((rows, parts))
-            self.next_projected = output.projected
+            self.next_projected = {} if torch.is_grad_enabled() else output.projected
         elif rows:
             self.ends.append((rows, [part[rows] for part in parts]))
         self.last = output

@@ -4,7 +4,7 @@
 Axes: B batch, T tokens, N windows, W window, S state vectors, D width. Positions count from 0.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -131,7 +131,10 @@ class Rows:
         num_rows, self.num_new = shape
         held, filled = held or [0] * num_rows, filled or [0] * num_rows
         self.window_size, self.overlap, self.mask = window_size, overlap, mask
-        self.order, self.rank = (None, None) if mask is None else compact_order(mask)
+        self.order: torch.Tensor | None = None
+        self.rank: torch.Tensor | None = None
+        if mask is not None:
+            self.order, self.rank = compact_order(mask)
         self.totals: list[int] | None = None
         longest = self.num_new
         if exact or any(held):
@@ -142,8 +145,8 @@ class Rows:
         stop = self.windows[0].stop
         self.base, self.shift = min(held), max(held) - min(held)
         self.aligned = self.shift == 0 and min(filled) == max(filled) and longest > held[0]
-        self.held: int | torch.Tensor = held[0]
-        self.filled: int | torch.Tensor = filled[0]
+        self.held: Any = held[0]
+        self.filled: Any = filled[0]
         self.num_first = stop - filled[0]  # tokens run in the first window
         if not self.aligned:
             self.held = torch.tensor(held, device=device)[:, None]
@@ -170,15 +173,11 @@ class Rows:
         length = window.stop - window.start if number else self.num_first
         return first + torch.arange(length, device=first.device)
 
-    def pick(self, aligned: torch.Tensor, columns: slice | torch.Tensor, fill: int | None = None) -> torch.Tensor:
-        """The aligned values at these columns; columns without a new token are left out of a slice, or get `fill`."""
+    def pick(self, aligned: torch.Tensor, columns: slice | torch.Tensor) -> torch.Tensor:
+        """The aligned values at these columns; those without a new token are left out of a slice, or any value."""
         if isinstance(columns, slice):
             return aligned[:, max(columns.start - self.base, 0) : columns.stop - self.base]
-        index = columns - self.base
-        picked = gather_columns(aligned, index.clamp(0, aligned.shape[1] - 1))
-        if fill is None:
-            return picked
-        return picked.masked_fill((columns < self.held) | (index >= aligned.shape[1]), fill)
+        return gather_columns(aligned, (columns - self.base).clamp(0, aligned.shape[1] - 1))
 
     def scored(self, number: int, outputs: torch.Tensor) -> torch.Tensor:
         """The outputs of window `number` that `merge` takes: no overlap, and no token known from before if aligned."""
@@ -186,12 +185,14 @@ class Rows:
             return outputs[:, self.overlap :]
         return outputs[:, self.held - self.filled :] if self.aligned else outputs
 
-    def scored_columns(self, number: int) -> slice | torch.Tensor:
-        """The columns of what `scored` keeps."""
-        columns = self.columns(number)
+    def scored_values(self, number: int, aligned: torch.Tensor, fill: int) -> torch.Tensor:
+        """The aligned values of what `scored` keeps of window `number`; `fill` where that is no new token of it."""
+        columns, window = self.columns(number), self.windows[number]
         if isinstance(columns, slice):
-            return slice(self.windows[number].scored if number else self.base, columns.stop)
-        return columns[:, self.overlap :] if number else columns
+            return self.pick(aligned, slice(window.scored if number else self.base, columns.stop))
+        columns = columns[:, self.overlap :] if number else columns
+        end = min(window.start + self.window_size, self.base + aligned.shape[1])
+        return self.pick(aligned, columns).masked_fill((columns < self.held) | (columns >= end), fill)
 
     def merge(self, scored: list[torch.Tensor]) -> torch.Tensor:
         """What `scored` kept of all windows, at the input columns again, with zeros at pads. [B, T, D]"""

@@ -1,0 +1,51 @@
+"""Writes the table of results into the README: `python -m benchmarks.report`."""
+
+import json
+from pathlib import Path
+
+from benchmarks.common import RESULTS
+
+
+README = Path(__file__).parent.parent / "README.md"
+START, END = "<!-- results: written by python -m benchmarks.report -->", "<!-- end of results -->"
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def table() -> str:
+    """The rows, from the files that the runs wrote."""
+    memory, times, generation = load("training_memory"), load("training_time"), load("generation")
+    cases = memory["cases"]
+    rows = [
+        ("peak memory of a training step, 60 windows over 5", f"{memory['summary']['peak_60_over_peak_5']:.4f}"),
+        ("the same, a further window", f"{memory['summary']['mb_a_window']['two_pass_5_to_60']:.3f} MB"),
+        (
+            "peak memory at 20 windows of 300: window checkpointing, plain backpropagation, full attention",
+            ", ".join(f"{cases[case]['20']['peak_mb']:.0f} MB" for case in cases),
+        ),
+    ]
+    for shape, values in times.items():
+        base = next(iter(values))
+        for name, value in values.items():
+            if name != base and "plain" not in name:
+                rows.append((f"time of a training step over {base}, {shape}: {name}", f"{value['ratio']:.2f}"))
+    rows += [
+        (
+            "tokens a second over plain GPT-2's inside its context",
+            f"{generation['recurrent_over_plain_tokens_per_second']:.2f}",
+        ),
+        ("time a token at 20,000 over that at 500", f"{generation['time_at_20000_over_time_at_500']:.2f}"),
+    ]
+    return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
+
+
+def with_table(text: str) -> str:
+    """The README's text with the table as it is now."""
+    before, rest = text.split(START)
+    return f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))

@@ -1,0 +1,71 @@
+"""Every snippet of the README runs, and its figures are those of the files."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.report import with_table
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def make_gpt2(folder: Path, text: str) -> None:
+    """A folder as the Hub's "gpt2" has it, but small."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator([text], trainer)
+    end = "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=end, eos_token=end, pad_token=end, padding_side="left"
+    )
+    tokenizer.save_pretrained(folder)
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, **ids)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def test_every_snippet_runs(tmp_path) -> None:
+    text = "It was the best of times, it was the worst of times. " * 700
+    (tmp_path / "book.txt").write_text(text)
+    make_gpt2(tmp_path / "gpt2", text)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert {language for language, _ in blocks} == {"python"}
+    program = "\n".join(code for _, code in blocks)
+    without_package = "import sys\nsys.modules['hf_recurrence'] = None\n"
+    elsewhere = [without_package + code for _, code in blocks if "trust_remote_code" in code]
+    assert len(elsewhere) == 1
+    for script in (program, *elsewhere):
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_figures_are_those_that_the_runs_wrote() -> None:
+    text = README.read_text()
+    assert with_table(text) == text, "run python -m benchmarks.report"
+
+
+def test_the_targets_were_reached() -> None:
+    from benchmarks.report import load
+
+    memory, times, generation = load("training_memory"), load("training_time"), load("generation")
+    assert memory["summary"]["peak_60_over_peak_5"] <= 1.02
+    assert memory["summary"]["mb_a_window"]["two_pass_5_to_60"] < 0.1
+    for shape, values in times.items():
+        assert values["recurrent"]["ratio"] <= 1.05, shape
+        limit = 1.35 if "small" in shape else 1.10
+        assert values["recurrent, window checkpointing"]["ratio"] <= limit, shape
+    assert generation["recurrent_over_plain_tokens_per_second"] >= 0.95
+    assert generation["time_at_20000_over_time_at_500"] <= 1.1
+    memory_at = list(generation["process_memory_mb_at_token"].values())
+    assert max(memory_at) == pytest.approx(min(memory_at), rel=0.01)
