@@ -28,6 +28,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.training_memory
 	$(BIN)/python -W ignore -m benchmarks.training_time
 	$(BIN)/python -W ignore -m benchmarks.generation
+	$(BIN)/python -W ignore -m benchmarks.copy_distance
 	$(BIN)/python -m benchmarks.report
 
 clean:

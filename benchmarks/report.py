@@ -38,6 +38,11 @@ def table() -> str:
         ),
         ("time a token at 20,000 over that at 500", f"{generation['time_at_20000_over_time_at_500']:.2f}"),
     ]
+    copied = load("copy_distance")
+    for distance, value in copied.items():
+        last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
+        share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
+        rows.append((f"copy task, token asked for {distance} windows of 8 later, right after 1500 steps (a seed each)", share))
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
 
 

@@ -53,35 +53,49 @@ class WindowLayer(CacheLayerMixin):
         self.is_initialized = False
 
 
+# the fields of a model that a cache must fit
+SIGNATURES = {
+    "recurrent_gpt2": (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "hidden_size",
+        "window_size",
+        "overlap",
+        "insertion_layer",
+        "pooling",
+        "pooling_layers",
+        "num_recurrent_embeddings",
+    ),
+    "block_recurrent": (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "hidden_size",
+        "window_size",
+        "recurrent_layers",
+        "num_states",
+        "empty_cache",
+        "attend_to_self",
+    ),
+}
+
+
 def cache_signature(config: Any) -> dict[str, Any]:
-    """The fields of a model that a cache must fit."""
-    names = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "window_size", "overlap")
-    names += ("insertion_layer", "pooling", "pooling_layers", "num_recurrent_embeddings")
-    return {name: getattr(config, name) for name in names}
+    """The fields of this model that a cache must fit, with their values."""
+    return {name: getattr(config, name) for name in ("model_type", *SIGNATURES[config.model_type])}
 
 
-class RecurrentCache(Cache):
-    """What each row needs to go on: keys, values, token vectors and inputs of its window under way, the embeddings it
-    got from the window before, and what `crop` needs to go back. Its size does not grow with the text.
+class RowCache(Cache):
+    """Keys and values of all layers, further tensors, and numbers that say where each row stands.
 
-    Rows stand at places of their own. Of row b's window under way `held[b]` tokens are known and `filled[b]` of them
-    have been run (the rest, an overlap or what `crop` left, is run with the next call); `windows[b]` windows lie
-    before it, the last `reach[b]` of which can be gone back to; its document began at column `first_columns[b]`.
+    All tensors have the batch as their first axis. `rows` holds a list of numbers, one a row, for each of `ROWS`.
+    """
 
-    ```python
-    >>> cache = model(book_ids, use_cache=True, logits_to_keep=1).past_key_values
-    >>> cache.save("book.safetensors")
-    >>> cache = RecurrentCache.load("book.safetensors")
-    ```"""
-
-    ROWS = ("held", "filled", "windows", "reach", "first_columns")
+    ROWS: tuple[str, ...] = ()
 
     def __init__(self, config: Any) -> None:
         super().__init__(layers=[WindowLayer() for _ in range(config.num_hidden_layers)])
         self.signature = cache_signature(config)
-        self.stride = config.window_size - config.overlap
-        # windows kept for `crop`, which a token of the previous window that lies in its overlap goes back to
-        self.num_past = max(-(-CROP_TOKENS // self.stride), 1 - (-config.overlap // self.stride))
         self.reset()
 
     def reset(self) -> None:
@@ -90,21 +104,13 @@ class RecurrentCache(Cache):
             layer.reset()
         self.num_columns = 0  # input columns seen, pads included
         self.rows: dict[str, list[int]] = {name: [] for name in self.ROWS}
-        # states [B, past + 1, S, D]: what entered each of the past windows and, last, the one under way
-        # past [B, past * stride, D], past_columns [B, past * stride]: the inputs before it and their columns
-        # inputs [B, W, D], columns [B, W]: the inputs of the window under way; vectors [B, W, D]: its token vectors
         self.tensors: dict[str, torch.Tensor] = {}
         self.projected: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer -> keys and values of the state
 
     @property
     def num_rows(self) -> int:
         """The number of rows, 0 as long as the cache is empty."""
-        return len(self.rows["held"])
-
-    @property
-    def state(self) -> torch.Tensor | None:
-        """The embeddings that the windows under way attend to, [B, S, D]; None while all are first windows."""
-        return self.tensors["states"][:, -1] if any(self.rows["windows"]) else None
+        return len(self.rows[self.ROWS[0]])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.num_columns
@@ -167,6 +173,73 @@ class RecurrentCache(Cache):
             for name, values in self.rows.items()
         }
 
+    # -- files -------------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to one safetensors file, whole or not at all."""
+        if not self.num_rows:
+            raise ValueError("The cache is empty: run the model over some text with it first.")
+        tensors = {f"state.{name}": tensor for name, tensor in self.tensors.items()}
+        for number, layer in enumerate(self.layers):
+            tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"] = layer.keys, layer.values
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        facts = {"signature": self.signature, "num_columns": self.num_columns, "rows": self.rows}
+        partial = Path(f"{path}.partial")
+        save_file(tensors, partial, metadata={"format": FORMAT, "cache": json.dumps(facts)})
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Any:
+        """The cache that `save` wrote; the text goes on from it as if it had never been away."""
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                metadata, names = file.metadata() or {}, file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise ValueError(f"`path` must be a whole safetensors file, got {str(path)!r}: {error}.") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"`path` must be a file written by `{cls.__name__}.save`, got {str(path)!r}.")
+        facts = json.loads(metadata["cache"])
+        cache = cls(SimpleNamespace(**facts["signature"]))
+        keys_values = [
+            (tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"])
+            for number in range(len(cache.layers))
+        ]
+        kept = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+        cache.store(facts["num_columns"], facts["rows"], kept, keys_values, {})
+        return cache
+
+
+class RecurrentCache(RowCache):
+    """What each row needs to go on: keys, values, token vectors and inputs of its window under way, the embeddings it
+    got from the window before, and what `crop` needs to go back. Its size does not grow with the text.
+
+    Rows stand at places of their own. Of row b's window under way `held[b]` tokens are known and `filled[b]` of them
+    have been run (the rest, an overlap or what `crop` left, is run with the next call); `windows[b]` windows lie
+    before it, the last `reach[b]` of which can be gone back to; its document began at column `first_columns[b]`.
+
+    The tensors: states [B, past + 1, S, D], what entered each of the past windows and, last, the one under way; past
+    [B, past * stride, D] and past_columns, the inputs before it and their columns; inputs [B, W, D] and columns, those
+    of the window under way; vectors [B, W, D], its token vectors.
+
+    ```python
+    >>> cache = model(book_ids, use_cache=True, logits_to_keep=1).past_key_values
+    >>> cache.save("book.safetensors")
+    >>> cache = RecurrentCache.load("book.safetensors")
+    ```"""
+
+    ROWS = ("held", "filled", "windows", "reach", "first_columns")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.stride = config.window_size - config.overlap
+        # windows kept for `crop`, which a token of the previous window that lies in its overlap goes back to
+        self.num_past = max(-(-CROP_TOKENS // self.stride), 1 - (-config.overlap // self.stride))
+
+    @property
+    def state(self) -> torch.Tensor | None:
+        """The embeddings that the windows under way attend to, [B, S, D]; None while all are first windows."""
+        return self.tensors["states"][:, -1] if any(self.rows["windows"]) else None
+
     # -- going back --------------------------------------------------------------------------------------------------
     def crop(self, max_length: int) -> None:
         """Forgets the columns from `max_length` on, or the last `-max_length` where it is negative (0 forgets none).
@@ -222,41 +295,6 @@ class RecurrentCache(Cache):
         kept |= {"vectors": kept["vectors"][:, :filled]}
         keys_values = [(layer.keys[:, :, :filled], layer.values[:, :, :filled]) for layer in self.layers]
         self.store(length, rows, kept, keys_values, {} if moved else self.projected)
-
-    # -- files -------------------------------------------------------------------------------------------------------
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cache to one safetensors file, whole or not at all."""
-        if not self.num_rows:
-            raise ValueError("The cache is empty: run the model over some text with it first.")
-        tensors = {f"state.{name}": tensor for name, tensor in self.tensors.items()}
-        for number, layer in enumerate(self.layers):
-            tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"] = layer.keys, layer.values
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        facts = {"signature": self.signature, "num_columns": self.num_columns, "rows": self.rows}
-        partial = Path(f"{path}.partial")
-        save_file(tensors, partial, metadata={"format": FORMAT, "cache": json.dumps(facts)})
-        os.replace(partial, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> "RecurrentCache":
-        """The cache that `save` wrote; the text goes on from it as if it had never been away."""
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                metadata, names = file.metadata() or {}, file.keys()
-                tensors = {name: file.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            raise ValueError(f"`path` must be a whole safetensors file, got {str(path)!r}: {error}.") from error
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"`path` must be a file written by `RecurrentCache.save`, got {str(path)!r}.")
-        facts = json.loads(metadata["cache"])
-        cache = cls(SimpleNamespace(**facts["signature"]))
-        keys_values = [
-            (tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"])
-            for number in range(len(cache.layers))
-        ]
-        kept = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
-        cache.store(facts["num_columns"], facts["rows"], kept, keys_values, {})
-        return cache
 
 
 __all__ = ["RecurrentCache"]

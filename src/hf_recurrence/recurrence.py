@@ -1,9 +1,10 @@
 # Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
-"""From the token vectors of a window to the embeddings that the next window attends to.
+"""What passes from window to window: pooling of token vectors, gates of state vectors, relative positions.
 
 Axes: B batch, W window, S state vectors, D width, L layers.
 """
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,30 @@ def pool_attention(tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The mean over the window, weighted by softmax(tokens . key / sqrt(D)), key [D]. [B, W, D] -> [B, D]"""
     scores = tokens @ key * tokens.shape[-1] ** -0.5
     return (scores.softmax(1).unsqueeze(1) @ tokens).squeeze(1)
+
+
+def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """The vectors of the last axis at length 1."""
+    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + eps)
+
+
+def relative_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
+    """T5's bucket of each distance (0 for negative ones): exact up to half of the buckets, then on a log scale."""
+    exact = num_buckets // 2
+    distances = distances.clamp(min=0)
+    far = torch.log(distances.clamp(min=1).double() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    return torch.where(distances < exact, distances, (exact + far.long()).clamp(max=num_buckets - 1))
+
+
+def fixed_gate(carried: torch.Tensor, new: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """g * carried + (1 - g) * new with g = sigmoid(bias [D]): a learned share a feature. [B, S, D]"""
+    keep = torch.sigmoid(bias)
+    return keep * carried + (1 - keep) * new
+
+
+def lstm_gate(carried: torch.Tensor, new: torch.Tensor, take: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """sigmoid(keep + 1) * carried + sigmoid(take - 1) * new: shares that depend on the input. [B, S, D]"""
+    return torch.sigmoid(keep + 1) * carried + torch.sigmoid(take - 1) * new
 
 
 class FanInLinear(nn.Linear):
