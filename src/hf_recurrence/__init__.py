@@ -3,8 +3,10 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from .cache_recurrent import RecurrentCache
+from .cache_recurrent import BlockRecurrentCache, RecurrentCache
+from .configuration_block_recurrent import BlockRecurrentConfig
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
+from .modeling_block_recurrent import BlockRecurrentForCausalLM, BlockRecurrentModel
 from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Model
 
 
@@ -12,6 +14,7 @@ __version__ = "0.1.0"
 
 # config -> its models, each with the auto class that finds it
 MODELS = {
+    BlockRecurrentConfig: {AutoModel: BlockRecurrentModel, AutoModelForCausalLM: BlockRecurrentForCausalLM},
     RecurrentGPT2Config: {AutoModel: RecurrentGPT2Model, AutoModelForCausalLM: RecurrentGPT2LMHeadModel},
 }
 
@@ -22,4 +25,14 @@ for _config, _models in MODELS.items():
         _auto.register(_config, _model)
         _model.register_for_auto_class(_auto.__name__)
 
-__all__ = ["RecurrentCache", "RecurrentGPT2Config", "RecurrentGPT2LMHeadModel", "RecurrentGPT2Model", "__version__"]
+__all__ = [
+    "BlockRecurrentCache",
+    "BlockRecurrentConfig",
+    "BlockRecurrentForCausalLM",
+    "BlockRecurrentModel",
+    "RecurrentCache",
+    "RecurrentGPT2Config",
+    "RecurrentGPT2LMHeadModel",
+    "RecurrentGPT2Model",
+    "__version__",
+]

@@ -173,6 +173,11 @@ class RowCache(Cache):
             for name, values in self.rows.items()
         }
 
+    def _length_after_crop(self, max_length: int) -> int:
+        if not isinstance(max_length, int):
+            raise ValueError(f"`max_length` must be an integer, got {max_length!r}.")
+        return max_length if max_length > 0 else self.num_columns + max_length
+
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cache to one safetensors file, whole or not at all."""
@@ -247,9 +252,7 @@ class RecurrentCache(RowCache):
         Reaches back over the window under way and the one before it (over more where windows are short); a
         `ValueError` says when that is not enough, and the cache stays as it was.
         """
-        if not isinstance(max_length, int):
-            raise ValueError(f"`max_length` must be an integer, got {max_length!r}.")
-        length = max_length if max_length > 0 else self.num_columns + max_length
+        length = self._length_after_crop(max_length)
         if length >= self.num_columns or not self.num_rows:
             return
         kept, first = self.tensors, self.num_past * self.stride
@@ -297,4 +300,75 @@ class RecurrentCache(RowCache):
         self.store(length, rows, kept, keys_values, {} if moved else self.projected)
 
 
-__all__ = ["RecurrentCache"]
+class BlockRecurrentCache(RowCache):
+    """What each row needs to go on: keys and values of two blocks and of the one under way, and states.
+
+    `held[b]` tokens of row b's block under way are known; `windows[b]` blocks lie before it, of which the last can be
+    gone back to if `reach[b]` is 1; its document began at column `first_columns[b]`. The keys of slot j are those of
+    the j-th token since two blocks before. The tensors: `states.LAYER` [B, 2, S, D], what entered the block before and
+    the one under way; columns [B, W + C], the input columns of the tokens of both.
+    """
+
+    ROWS = ("held", "windows", "reach", "first_columns")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.window_size = config.window_size
+
+    @property
+    def states(self) -> dict[int, torch.Tensor]:
+        """The states that enter the blocks under way, [B, S, D], by layer."""
+        layers = self.signature["recurrent_layers"] if self.num_rows else []
+        return {layer: self.tensors[f"states.{layer}"][:, 1] for layer in layers}
+
+    def crop(self, max_length: int) -> None:
+        """Forgets the columns from `max_length` on, or the last `-max_length` where it is negative (0 forgets none).
+
+        Reaches back over the block under way and the one before it; a `ValueError` says when that is not enough, and
+        the cache stays as it was.
+        """
+        length = self._length_after_crop(max_length)
+        if length >= self.num_columns or not self.num_rows:
+            return
+        width, columns = self.window_size, self.tensors["columns"].tolist()
+        rows: dict[str, list[int]] = {name: [] for name in self.ROWS}
+        steps = []
+        for row in range(self.num_rows):
+            place = {name: values[row] for name, values in self.rows.items()}
+            known = columns[row][width - place["reach"] * width : width + place["held"]]
+            left = sum(column < length for column in known) - place["reach"] * width
+            back = int(left < 0)
+            lost = place["windows"] > place["reach"] and not (known and known[0] <= length)
+            if lost or length < place["first_columns"]:
+                raise ValueError(
+                    f"`max_length` must not reach further back than the block before the one under way, nor before a "
+                    f"reset, got {max_length} in row {row} of a cache of {self.num_columns} columns."
+                )
+            place |= {"held": left + back * width, "windows": place["windows"] - back, "reach": place["reach"] - back}
+            for name in self.ROWS:
+                rows[name].append(place[name])
+            steps.append(back)
+        moved, held = torch.tensor(steps), max(rows["held"])
+
+        def shift(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+            """The first `size` places after those of `axis` have moved by a block where a row has gone back."""
+            if not any(steps):
+                return tensor.narrow(axis, 0, size)
+            index = torch.arange(size) - moved[:, None] * width
+            index = index.clamp(0, tensor.shape[axis] - 1).to(tensor.device)
+            index = index.view(len(steps), *[1] * (axis - 1), size, *[1] * (tensor.dim() - axis - 1))
+            return tensor.gather(axis, index.expand(*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]))
+
+        tensors = {"columns": shift(self.tensors["columns"], 1, width + held)}
+        for layer in self.signature["recurrent_layers"]:
+            states = self.tensors[f"states.{layer}"]
+            gone = moved.to(states.device)[:, None, None].bool()
+            current = torch.where(gone, states[:, 0], states[:, 1])
+            tensors[f"states.{layer}"] = torch.stack([states[:, 0], current], 1)
+        pairs = [
+            (shift(layer.keys, 2, 2 * width + held), shift(layer.values, 2, 2 * width + held)) for layer in self.layers
+        ]
+        self.store(length, rows, tensors, pairs, {})
+
+
+__all__ = ["BlockRecurrentCache", "RecurrentCache"]

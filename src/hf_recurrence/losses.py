@@ -88,6 +88,30 @@ def head_loss(
     return torch.stack([sum_of_losses(lm_head(part), expected) for part, expected in pairs]).sum()
 
 
+def logits_and_loss(
+    lm_head: nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor | None,
+    logits_to_keep: int | torch.Tensor,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits of the columns to keep, and the sum of the losses of all columns where there are targets."""
+    if isinstance(logits_to_keep, int):
+        logits = lm_head(hidden[:, -logits_to_keep if logits_to_keep else None :])
+    else:
+        logits = lm_head(hidden[:, logits_to_keep])
+    if targets is None:
+        return logits, None
+    if logits.shape[1] == targets.shape[1]:
+        return logits, sum_of_losses(logits, targets)
+    return logits, head_loss(lm_head, hidden, targets, chunk)
+
+
+def number_of_items(targets: torch.Tensor, given: int | torch.Tensor | None) -> torch.Tensor:
+    """What the sum of the losses is divided by: what was given, or the number of targets."""
+    return (targets != -100).sum().clamp(min=1) if given is None else torch.as_tensor(given)
+
+
 def is_plain_linear(lm_head: nn.Module) -> bool:
     """Whether the module does nothing but multiply by its weight: no bias, adapter or hook."""
     hooks = (lm_head._forward_hooks, lm_head._forward_pre_hooks, lm_head._backward_hooks, lm_head._backward_pre_hooks)

@@ -26,20 +26,20 @@ from transformers.utils import can_return_tuple
 
 from .cache_recurrent import RecurrentCache
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
-from .losses import TwoPassLoss, head_loss, is_plain_linear, sum_of_losses
+from .losses import TwoPassLoss, head_loss, is_plain_linear, logits_and_loss, number_of_items
 from .recurrence import WindowRecurrence, init_recurrence
 from .segment import (
     KeysValues,
+    RecurrentGeneration,
     Segment,
     WindowOutput,
     check_inputs,
-    check_labels,
-    check_reset,
     document_starts,
+    make_targets,
     merge_layers,
     real_columns,
 )
-from .windowing import Documents, next_labels
+from .windowing import Documents
 
 
 class ResidualConv1D(Conv1D):
@@ -473,7 +473,7 @@ class RecurrentGPT2Model(RecurrentGPT2PreTrainedModel):
             self.wte.sparse = sparse
 
 
-class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
+class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, RecurrentGeneration, GenerationMixin):
     """GPT-2 that predicts the next token of texts of any length, in memory that does not grow with them.
 
     ```python
@@ -483,6 +483,7 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
     ```"""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+    cache_class = RecurrentCache
 
     def __init__(self, config: RecurrentGPT2Config) -> None:
         super().__init__(config)
@@ -495,44 +496,6 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.lm_head = new_embeddings
-
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
-        """Puts our cache where generate() would make one of its own."""
-        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
-            raise ValueError(
-                "`cache_implementation` must be left out, the model has a cache of constant size of its own, got "
-                f"{generation_config.cache_implementation!r}."
-            )
-        cache, reset = model_kwargs.get("past_key_values"), model_kwargs.pop("reset", None)
-        if reset is not None and cache is not None and cache.num_rows:  # at the start, not at every token
-            check_reset(reset, cache.num_rows)
-            cache.restart_rows(reset.tolist())
-        if cache is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = RecurrentCache(self.config)
-
-    def _get_initial_cache_position(
-        self, seq_length: int, device: Any, model_kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Where the new tokens stand, which transformers before 5.10 asks; `seq_length` may be of only these."""
-        cache = model_kwargs.get("past_key_values")
-        if cache is not None and 0 < seq_length <= cache.get_seq_length():
-            start = cache.get_seq_length()
-            model_kwargs["cache_position"] = torch.arange(start, start + seq_length, device=device)
-        return super()._get_initial_cache_position(seq_length, device, model_kwargs)
-
-    def prepare_inputs_for_generation(
-        self, input_ids: torch.LongTensor, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The arguments of `forward` for the next step; `input_ids` of a continued text may be only the new ones."""
-        if kwargs.get("next_sequence_length") is not None and kwargs["next_sequence_length"] <= 0:
-            kwargs["next_sequence_length"] = None
-        inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        inputs.pop("cache_position", None)
-        inputs.pop("position_ids", None)
-        if inputs.get("attention_mask") is not None:
-            new = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
-            inputs["attention_mask"] = inputs["attention_mask"][:, -new.shape[1] :]
-        return inputs
 
     @can_return_tuple
     def forward(
@@ -567,20 +530,14 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
             num_items_in_batch: what the sum of the losses is divided by, the number of targets by default.
         """
         # not an argument of its own: Trainer would then expect it in every batch with labels
-        targets = shift_labels = kwargs.pop("shift_labels", None)
-        name, given = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
-        if given is not None:
-            tokens = input_ids if inputs_embeds is None else inputs_embeds
+        shift_labels = kwargs.pop("shift_labels", None)
+        if labels is not None or shift_labels is not None:
             others = {**kwargs, "position_ids": position_ids}
             check_inputs(
                 self.config, input_ids, inputs_embeds, past_key_values, attention_mask, token_type_ids, reset, others
             )
-            check_labels(self.config, name, given, tokens)
-            mask = real_columns(attention_mask, given.shape[1])
-            if shift_labels is None:
-                targets = next_labels(labels, mask, position_ids)
-            elif mask is not None:
-                targets = shift_labels.masked_fill(~mask, -100)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        targets = make_targets(self.config, tokens, labels, shift_labels, attention_mask, position_ids)
         if skip_logits is None:
             skip_logits = self.training and targets is not None
         outputs = self.transformer(
@@ -601,18 +558,10 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, GenerationMixin):
         )
         logits, loss = None, outputs.loss
         if not skip_logits:
-            if isinstance(logits_to_keep, int):
-                columns = slice(-logits_to_keep if logits_to_keep else None, None)
-            else:
-                columns = logits_to_keep
-            logits = self.lm_head(outputs.last_hidden_state[:, columns])
-            if targets is not None and logits.shape[1] == targets.shape[1]:
-                loss = sum_of_losses(logits, targets)
-            elif targets is not None:  # over all columns, whichever logits are kept
-                loss = head_loss(self.lm_head, outputs.last_hidden_state, targets, self.config.window_size)
+            hidden, chunk = outputs.last_hidden_state, self.config.window_size
+            logits, loss = logits_and_loss(self.lm_head, hidden, targets, logits_to_keep, chunk)
         if loss is not None:
-            count = (targets != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = loss / (count.to(loss.device) if isinstance(count, torch.Tensor) else count)
+            loss = loss / number_of_items(targets, num_items_in_batch).to(loss.device)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

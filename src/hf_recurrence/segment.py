@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .cache_recurrent import RecurrentCache, cache_signature
-from .windowing import Rows, compact_order, full_windows, gather_columns
+from .windowing import Rows, compact_order, full_windows, gather_columns, next_labels
 
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -28,6 +28,7 @@ def check_inputs(
     token_type_ids: torch.Tensor | None,
     reset: torch.Tensor | None,
     others: dict[str, Any],
+    cache_class: type = RecurrentCache,
 ) -> None:
     """Raises a `ValueError` for the first argument that the model cannot work with."""
     if (input_ids is None) == (inputs_embeds is None):
@@ -45,8 +46,8 @@ def check_inputs(
     num_rows, num_new = tokens.shape[:2]
     if others.get("encoder_hidden_states") is not None:
         raise ValueError("`encoder_hidden_states` must be left out: windows have no encoder to attend to.")
-    if cache is not None and type(cache).__name__ != RecurrentCache.__name__:
-        raise ValueError(f"`past_key_values` must be a RecurrentCache, got {type(cache).__name__}.")
+    if cache is not None and type(cache).__name__ != cache_class.__name__:
+        raise ValueError(f"`past_key_values` must be a {cache_class.__name__}, got {type(cache).__name__}.")
     num_before = 0
     if cache is not None:
         expected = cache_signature(config)
@@ -187,6 +188,69 @@ class WindowOutput:
     projected: dict[int, KeysValues]  # the state's, by layer
     layers: list[torch.Tensor]
     attentions: list[torch.Tensor]
+
+
+def make_targets(
+    config: Any,
+    tokens: torch.Tensor,
+    labels: torch.Tensor | None,
+    shift_labels: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """The id that each token predicts, -100 at pads and where there is none; None without labels. [B, T]"""
+    name, given = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
+    if given is None:
+        return None
+    check_labels(config, name, given, tokens)
+    mask = real_columns(attention_mask, given.shape[1])
+    if shift_labels is None:
+        return next_labels(given, mask, position_ids)
+    return given if mask is None else given.masked_fill(~mask, -100)
+
+
+class RecurrentGeneration:
+    """What generate() needs to know of models that continue from a cache of their own, a `cache_class`."""
+
+    cache_class: type
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        """Puts our cache where generate() would make one of its own."""
+        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+            raise ValueError(
+                "`cache_implementation` must be left out, the model has a cache of constant size of its own, got "
+                f"{generation_config.cache_implementation!r}."
+            )
+        cache, reset = model_kwargs.get("past_key_values"), model_kwargs.pop("reset", None)
+        if reset is not None and cache is not None and cache.num_rows:  # at the start, not at every token
+            check_reset(reset, cache.num_rows)
+            cache.restart_rows(reset.tolist())
+        if cache is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = self.cache_class(self.config)
+
+    def _get_initial_cache_position(
+        self, seq_length: int, device: Any, model_kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Where the new tokens stand, which transformers before 5.10 asks; `seq_length` may be of only these."""
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None and 0 < seq_length <= cache.get_seq_length():
+            start = cache.get_seq_length()
+            model_kwargs["cache_position"] = torch.arange(start, start + seq_length, device=device)
+        return super()._get_initial_cache_position(seq_length, device, model_kwargs)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.LongTensor, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The arguments of `forward` for the next step; `input_ids` of a continued text may be only the new ones."""
+        if kwargs.get("next_sequence_length") is not None and kwargs["next_sequence_length"] <= 0:
+            kwargs["next_sequence_length"] = None
+        inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        inputs.pop("cache_position", None)
+        inputs.pop("position_ids", None)
+        if inputs.get("attention_mask") is not None:
+            new = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+            inputs["attention_mask"] = inputs["attention_mask"][:, -new.shape[1] :]
+        return inputs
 
 
 class Segment:
