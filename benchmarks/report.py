@@ -42,7 +42,7 @@ def table() -> str:
     for distance, value in copied.items():
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
         share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
-        rows.append((f"copy task, token asked for {distance} windows of 8 later, right after 1500 steps (a seed each)", share))
+        rows.append((f"copy task over {distance} windows of 8, answers right after 1500 steps, a seed each", share))
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
 
 

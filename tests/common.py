@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 
-from hf_recurrence import RecurrentGPT2Config, RecurrentGPT2LMHeadModel
+from hf_recurrence import (
+    BlockRecurrentConfig,
+    BlockRecurrentForCausalLM,
+    RecurrentGPT2Config,
+    RecurrentGPT2LMHeadModel,
+)
 
 
 # Summing in another order changes the last bits of float64; logits and gradients here are of the order of 1.
@@ -41,6 +46,28 @@ def tiny_model(dtype: torch.dtype = torch.float64, **changes: Any) -> RecurrentG
     return model.to(dtype).eval()
 
 
+def block_model(dtype: torch.dtype = torch.float64, **changes: Any) -> BlockRecurrentForCausalLM:
+    """A small model without dropout."""
+    torch.manual_seed(1)
+    settings = {
+        "vocab_size": 61,
+        "hidden_size": 10,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "head_dim": 4,
+        "intermediate_size": 12,
+        "window_size": 4,
+        "num_states": 3,
+        "recurrent_layers": [1],
+        "rel_pos_buckets": 4,
+        "rel_pos_max_distance": 6,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "pad_token_id": 0,
+    }
+    return BlockRecurrentForCausalLM(BlockRecurrentConfig(**{**settings, **changes})).to(dtype).eval()
+
+
 def random_ids(*shape: int, vocab_size: int = 61) -> torch.Tensor:
     return torch.randint(3, vocab_size, shape)
 
@@ -72,3 +99,6 @@ def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second:
         torch.testing.assert_close(
             gradient, grads_b[name], **(close or EXACT), msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+MODELS: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}

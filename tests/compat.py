@@ -3,6 +3,7 @@
 Each version is installed into `.compat/VERSION`, without torch, and put in front of the packages of `.venv`.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import transformers
 
+from tests.common import MODELS
 from tests.remote import compare, load_elsewhere, save_with_inputs
 
 
@@ -38,13 +40,13 @@ def installed(version: str) -> Path | None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
-        expected = save_with_inputs(folder)
-        for version in (*VERSIONS, transformers.__version__):
+        for kind, version in itertools.product(MODELS, (*VERSIONS, transformers.__version__)):
+            folder = Path(scratch) / kind / version
+            expected = save_with_inputs(folder, kind)
             facts, found = load_elsewhere(folder, Path(scratch) / f"{version}.st", installed(version))
             assert facts["transformers"] == version, facts["transformers"]
             compare(found, expected)
-            print(f"transformers {version}: the same logits, losses, gradients, states and texts", flush=True)
+            print(f"{kind}, transformers {version}: the same logits, losses, gradients, states and texts", flush=True)
 
 
 if __name__ == "__main__":

@@ -97,3 +97,145 @@ def cross_entropy(logits: torch.Tensor, targets: list[int]) -> torch.Tensor:
     """The mean of -log p(target), row by row."""
     losses = [torch.logsumexp(row, 0) - row[target] for row, target in zip(logits, targets, strict=True)]
     return sum(losses) / len(losses)
+
+
+def norm(x: torch.Tensor, p: dict[str, torch.Tensor], name: str, c: Any) -> torch.Tensor:
+    if c.norm_type == "layer":
+        return layer_norm(x, p, name, c.norm_eps)
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + c.norm_eps) * p[f"{name}.weight"]
+
+
+def bucket(distance: int, c: Any) -> int:
+    half = c.rel_pos_buckets // 2
+    if distance < half:
+        return distance
+    far = math.log(distance / half) / math.log(c.rel_pos_max_distance / half) * half
+    return min(half + math.floor(far), c.rel_pos_buckets - 1)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x / torch.sqrt((x**2).sum() + 1e-6)
+
+
+def read(
+    query: torch.Tensor, keys: list, values: list, scale: torch.Tensor | None, biases: list, c: Any
+) -> torch.Tensor:
+    """One head's attention of one query to a list of keys, 0 if there are none."""
+    if not keys:
+        return torch.zeros_like(query)
+    logits = []
+    for key, bias in zip(keys, biases, strict=True):
+        if scale is None:
+            logits.append((query * key).sum() / math.sqrt(c.head_dim) + bias)
+        else:
+            logits.append(abs(scale) * ((unit(query) * key).sum() + bias))
+    weights = torch.softmax(torch.stack(logits), 0)
+    return sum(weights[i] * value for i, value in enumerate(values))
+
+
+def update(carried: torch.Tensor, inputs: torch.Tensor, p: dict[str, torch.Tensor], name: str, c: Any) -> torch.Tensor:
+    """A gate on one state vector."""
+
+    def linear(part: str) -> torch.Tensor:
+        bias = p.get(f"{name}.{part}.bias")
+        return p[f"{name}.{part}.weight"] @ inputs + (0 if bias is None else bias)
+
+    z = linear("z_proj")
+    tanh = c.gate_type == "lstm" if c.gate_z_tanh == "lstm" else c.gate_config == "single"
+    z = torch.tanh(z) if tanh else z
+    if c.gate_type == "fixed":
+        g = torch.sigmoid(p[f"{name}.bias"])
+        return g * carried + (1 - g) * z
+    return torch.sigmoid(linear("f_proj") + 1) * carried + torch.sigmoid(linear("i_proj") - 1) * z
+
+
+def block_recurrent(
+    p: dict[str, torch.Tensor], c: Any, ids: list[int]
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Logits [T, V] of one document and the states that enter the block after its last full one, block by block."""
+    width, heads_, size = c.window_size, c.num_attention_heads, c.head_dim
+    before = width if c.empty_cache == "zeros" else 0
+    zero = torch.zeros(heads_, size, dtype=torch.float64)
+    keys = [
+        [zero] * before for _ in range(c.num_hidden_layers)
+    ]  # a layer's keys since `before` tokens before the text
+    values = [[zero] * before for _ in range(c.num_hidden_layers)]
+    states = {layer: p[f"model.layers.{layer}.cell.initial"] for layer in c.recurrent_layers}
+    outputs = []
+    for start in range(0, len(ids), width):
+        block = list(range(start, min(start + width, len(ids))))
+        xs = [p["model.embed_tokens.weight"][ids[i]] for i in block]
+        marked, state_keys, state_values = {}, {}, {}
+        for layer, state in states.items():
+            cell = f"model.layers.{layer}.cell"
+            marked[layer] = norm(state, p, f"{cell}.norm", c) + p[f"{cell}.ids"]
+            k = (marked[layer] @ p[f"{cell}.k_proj.weight"].T).view(-1, heads_, size)
+            state_keys[layer] = [[unit(h) if c.qk_norm else h for h in row] for row in k]
+            state_values[layer] = (marked[layer] @ p[f"{cell}.v_proj.weight"].T).view(-1, heads_, size)
+        for layer in range(c.num_hidden_layers):
+            name = f"model.layers.{layer}"
+            reads = layer if layer in states else (c.recurrent_layers[-1] if c.feedback else None)
+            normed = [norm(x, p, f"{name}.norm_1", c) for x in xs]
+            for u in normed:
+                k = (p[f"{name}.k_proj.weight"] @ u).view(heads_, size)
+                keys[layer].append(torch.stack([unit(h) if c.qk_norm else h for h in k]))
+                values[layer].append((p[f"{name}.v_proj.weight"] @ u).view(heads_, size))
+            new = []
+            for i, x, u in zip(block, xs, normed, strict=True):
+                least = 0 if c.attend_to_self else 1
+                seen = [j for j in range(i - least - width + 1, i - least + 1) if j >= -before]
+                parts = []
+                q = (p[f"{name}.q_proj.weight"] @ u).view(heads_, size)
+                for h in range(heads_):
+                    biases = [p[f"{name}.position_bias"][h, bucket(i - j, c)] for j in seen]
+                    scale = p[f"{name}.scale"][h] if c.qk_norm else None
+                    found = [keys[layer][j + before][h] for j in seen], [values[layer][j + before][h] for j in seen]
+                    parts.append(read(q[h], *found, scale, biases, c))
+                if reads is not None:
+                    q = (p[f"{name}.state_q_proj.weight"] @ u).view(heads_, size)
+                    for h in range(heads_):
+                        scale = p[f"{name}.state_scale"][h] if c.qk_norm else None
+                        found = [row[h] for row in state_keys[reads]], [row[h] for row in state_values[reads]]
+                        parts.append(read(q[h], *found, scale, [0.0] * c.num_states, c))
+                x = x + p[f"{name}.o_proj.weight"] @ torch.cat(parts)
+                inner = torch.relu(p[f"{name}.up_proj.weight"] @ norm(x, p, f"{name}.norm_2", c))
+                new.append(x + p[f"{name}.down_proj.weight"] @ inner)
+            if layer in states and len(block) == width:
+                states[layer] = next_states(
+                    states[layer],
+                    marked[layer],
+                    state_keys[layer],
+                    state_values[layer],
+                    keys[layer][-2 * width :],
+                    values[layer][-2 * width :],
+                    p,
+                    name,
+                    c,
+                )
+            xs = new
+        outputs += [norm(x, p, "model.norm", c) for x in xs]
+    return torch.stack(outputs) @ p["lm_head.weight"].T * c.logit_scale, states
+
+
+def next_states(state, marked, own_keys, own_values, keys, values, p, name, c) -> torch.Tensor:
+    """The states after a block, from the keys and values of it and of the block before."""
+    cell, heads_ = f"{name}.cell", c.num_attention_heads
+    rows = []
+    for s in range(c.num_states):
+        parts = []
+        for kind, scale_name, (ks, vs) in (
+            ("self_q_proj", "self_scale", (own_keys, own_values)),
+            ("token_q_proj", "token_scale", (keys, values)),
+        ):
+            q = (p[f"{cell}.{kind}.weight"] @ marked[s]).view(heads_, -1)
+            for h in range(heads_):
+                scale = p[f"{cell}.{scale_name}"][h] if c.qk_norm else None
+                parts.append(read(q[h], [k[h] for k in ks], [v[h] for v in vs], scale, [0.0] * len(ks), c))
+        inputs, carried = torch.cat(parts), state[s]
+        if c.gate_config != "single":
+            carried = update(carried, inputs, p, f"{cell}.attention_gate", c)
+        if c.gate_config != "skip":
+            inputs = norm(carried, p, f"{cell}.mlp_norm", c) if c.gate_config == "dual" else inputs
+            carried = update(carried, torch.relu(p[f"{cell}.up_proj.weight"] @ inputs), p, f"{cell}.mlp_gate", c)
+        rows.append(carried)
+    return torch.stack(rows)

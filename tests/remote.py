@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.common import random_ids, tiny_model
+from tests.common import block_model, random_ids, tiny_model
 
 
 GREEDY = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
-def save_with_inputs(folder: Path) -> dict[str, torch.Tensor]:
+def save_with_inputs(folder: Path, kind: str = "recurrent_gpt2") -> dict[str, torch.Tensor]:
     """Saves a small model and inputs for it; what it gives here comes back."""
-    model = tiny_model(torch.float32, overlap=2, pooling="attention")
+    model = block_model(torch.float32)
+    if kind == "recurrent_gpt2":
+        model = tiny_model(torch.float32, overlap=2, pooling="attention")
     torch.manual_seed(2)
     ids, mask = random_ids(2, 13), torch.ones(2, 13, dtype=torch.long)
     mask[1, :4] = 0
@@ -29,7 +31,7 @@ def save_with_inputs(folder: Path) -> dict[str, torch.Tensor]:
         expected = {
             "logits": first.logits,
             "continued": model(ids, past_key_values=first.past_key_values).logits,
-            "hidden": model.transformer(ids, attention_mask=mask).last_hidden_state,
+            "hidden": model.base_model(ids, attention_mask=mask).last_hidden_state,
             "loss": model(ids, labels=ids).loss,
             "greedy": model.generate(ids, attention_mask=mask, **GREEDY),
             "beams": model.generate(ids, attention_mask=mask, num_beams=3, **GREEDY),
@@ -37,7 +39,7 @@ def save_with_inputs(folder: Path) -> dict[str, torch.Tensor]:
             "lookup": model.generate(ids[:1], **{**GREEDY, "eos_token_id": 2}),
         }
     model.train()(ids, labels=ids).loss.backward()
-    return expected | {"gradient": model.transformer.recurrence.layers[0].weight.grad}
+    return expected | {"gradient": model.get_input_embeddings().weight.grad}
 
 
 def load_elsewhere(

@@ -41,7 +41,7 @@ def main(folder: str, out: str) -> None:
     head.train()
     head.gradient_checkpointing_enable()
     head(ids, labels=ids).loss.backward()
-    results["gradient"] = head.transformer.recurrence.layers[0].weight.grad
+    results["gradient"] = head.get_input_embeddings().weight.grad
     save_file({name: tensor.contiguous() for name, tensor in results.items()}, out)
     print(json.dumps({"transformers": transformers.__version__, "config": config.to_dict()}, default=str))
 

@@ -10,27 +10,21 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hf_recurrence
-from tests.common import tiny_config
+from tests.common import MODELS, tiny_config
 from tests.remote import compare, load_elsewhere, save_with_inputs
 
 
 PACKAGE = Path(hf_recurrence.__file__).parent
-SHIPPED = [
-    "cache_recurrent.py",
-    "configuration_recurrent_gpt2.py",
-    "losses.py",
-    "modeling_recurrent_gpt2.py",
-    "recurrence.py",
-    "segment.py",
-    "windowing.py",
-]
+SHARED = ["cache_recurrent.py", "losses.py", "recurrence.py", "segment.py", "windowing.py"]
+SHIPPED = {kind: [*SHARED, f"configuration_{kind}.py", f"modeling_{kind}.py"] for kind in MODELS}
 
 
-def test_a_folder_loads_as_remote_code_and_gives_the_same(tmp_path) -> None:
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_folder_loads_as_remote_code_and_gives_the_same(kind: str, tmp_path) -> None:
     folder = tmp_path / "model"
-    expected = save_with_inputs(folder)
+    expected = save_with_inputs(folder, kind)
     assert sorted(file.name for file in folder.iterdir()) == sorted(
-        [*SHIPPED, "config.json", "generation_config.json", "inputs.st", "model.safetensors"]
+        [*SHIPPED[kind], "config.json", "generation_config.json", "inputs.st", "model.safetensors"]
     )
     facts, found = load_elsewhere(folder, tmp_path / "out.safetensors")
     compare(found, expected)
@@ -41,19 +35,20 @@ def test_a_base_model_or_a_config_alone_carry_all_of_the_code(tmp_path) -> None:
     hf_recurrence.RecurrentGPT2Model(tiny_config()).save_pretrained(tmp_path / "base")
     config = json.loads((tmp_path / "base" / "config.json").read_text())
     assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
-    assert {file.name for file in (tmp_path / "base").glob("*.py")} == set(SHIPPED)
+    assert {file.name for file in (tmp_path / "base").glob("*.py")} == set(SHIPPED["recurrent_gpt2"])
 
 
 def test_shipped_files_are_the_packages_own_and_import_only_what_travels() -> None:
     allowed = {"torch", "transformers", "safetensors", *sys.stdlib_module_names}
-    for name in SHIPPED:
+    names = {name for files in SHIPPED.values() for name in files}
+    for name in names:
         tree = ast.parse((PACKAGE / name).read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert {alias.name.split(".")[0] for alias in node.names} <= allowed, name
             elif isinstance(node, ast.ImportFrom) and node.level:
                 assert node.level == 1, name
-                assert f"{node.module}.py" in SHIPPED, f"{name} imports {node.module}"
+                assert f"{node.module}.py" in names, f"{name} imports {node.module}"
             elif isinstance(node, ast.ImportFrom):
                 assert node.module.split(".")[0] in allowed, name
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.copy_distance import NUM_KEYS, copy_task
 from transformers import Trainer, TrainingArguments
 
-from benchmarks.copy_distance import NUM_KEYS, copy_task
 from hf_recurrence import RecurrentGPT2LMHeadModel
-from tests.common import random_ids, read_in_pieces, tiny_model
+from tests.common import MODELS, block_model, random_ids, read_in_pieces, tiny_model
 
 
 def rows(count: int = 8, length: int = 17) -> list[dict]:
@@ -23,7 +23,7 @@ def rows(count: int = 8, length: int = 17) -> list[dict]:
     ]
 
 
-def trainer(folder: Path, steps: int, **changes) -> Trainer:
+def trainer(folder: Path, steps: int, kind: str = "recurrent_gpt2", **changes) -> Trainer:
     settings = {
         "max_steps": steps,
         "per_device_train_batch_size": 2,
@@ -37,7 +37,9 @@ def trainer(folder: Path, steps: int, **changes) -> Trainer:
         "disable_tqdm": True,
         "seed": 3,
     }
-    model = tiny_model(torch.float32, overlap=1, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).train()
+    dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "overlap": 1}
+    dropout = dropout if kind == "recurrent_gpt2" else {"dropout": 0.1, "attention_dropout": 0.1}
+    model = MODELS[kind](torch.float32, **dropout).train()
     return Trainer(
         model, TrainingArguments(folder, **{**settings, **changes}), train_dataset=rows(), eval_dataset=rows()
     )
@@ -57,11 +59,13 @@ def losses(run: Trainer) -> list[float]:
         {"gradient_accumulation_steps": 2},
         {"label_smoothing_factor": 0.1},
         {"neftune_noise_alpha": 5.0, "gradient_checkpointing": True},
+        {"kind": "block_recurrent"},
+        {"kind": "block_recurrent", "gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 2},
     ],
     ids=str,
 )
 def test_it_trains_evaluates_and_resumes_as_if_never_interrupted(changes: dict, tmp_path) -> None:
-    before = trainer(tmp_path / "new", 4).evaluate()["eval_loss"]
+    before = trainer(tmp_path / "new", 4, changes.get("kind", "recurrent_gpt2")).evaluate()["eval_loss"]
     whole = trainer(tmp_path / "whole", 4, **changes)
     whole.train()
     metrics = whole.evaluate()
@@ -97,11 +101,11 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
         torch.testing.assert_close(parameter, found[1][name], msg=lambda text, name=name: f"{name}: {text}")
 
 
-def launch(folder: Path, processes: int, length: int, rows_per_process: int) -> dict:
+def launch(kind: str, folder: Path, processes: int, length: int, rows_per_process: int) -> dict:
     out = folder / f"{processes}.json"
     root = Path(__file__).parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONWARNINGS": "default"}
-    worker = ["-m", "tests.train_worker", str(out), str(length), str(rows_per_process)]
+    worker = ["-m", "tests.train_worker", kind, str(out), str(length), str(rows_per_process)]
     command = [sys.executable, *worker]
     if processes > 1:
         with socket.socket() as free:
@@ -115,9 +119,10 @@ def launch(folder: Path, processes: int, length: int, rows_per_process: int) -> 
     return json.loads(out.read_text())
 
 
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("length", [4, 17])  # a batch of one window leaves the recurrence out of the loss
-def test_two_processes_train_as_one_with_twice_the_batch(length: int, tmp_path) -> None:
-    two, one = launch(tmp_path, 2, length, 2), launch(tmp_path, 1, length, 4)
+def test_two_processes_train_as_one_with_twice_the_batch(length: int, kind: str, tmp_path) -> None:
+    two, one = launch(kind, tmp_path, 2, length, 2), launch(kind, tmp_path, 1, length, 4)
     assert (two["processes"], one["processes"]) == (2, 1)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-6)
     for name, value in one["weights"].items():
@@ -164,6 +169,19 @@ def test_lora_trains_and_merges(tmp_path) -> None:
     loaded = RecurrentGPT2LMHeadModel.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(loaded(ids).logits, expected)
     torch.testing.assert_close(read_in_pieces(loaded, ids, [3, 1, 1])[0], expected)
+
+
+def test_lora_trains_and_merges_in_a_block_recurrent_model(tmp_path) -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(block_model(torch.float32).train(), settings)
+    ids = random_ids(2, 17)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for name, p in adapted.named_parameters() if "lora_" in name)
+    expected = adapted.eval()(input_ids=ids).logits
+    torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, expected)
 
 
 def test_a_token_is_copied_from_the_window_before() -> None:

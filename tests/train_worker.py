@@ -1,4 +1,4 @@
-"""A training run of its own process: `accelerate launch ... -m tests.train_worker OUT LENGTH ROWS` writes OUT."""
+"""A training run of its own process: `accelerate launch ... -m tests.train_worker MODEL OUT LENGTH ROWS`."""
 
 import json
 import sys
@@ -6,11 +6,11 @@ import sys
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tests.common import tiny_model
+from tests.common import MODELS
 
 
-def main(out: str, length: int, rows_per_process: int) -> None:
-    model = tiny_model(torch.float64).train()
+def main(kind: str, out: str, length: int, rows_per_process: int) -> None:
+    model = MODELS[kind](torch.float64).train()
     generator = torch.Generator().manual_seed(0)
     rows = [{"input_ids": torch.randint(3, 61, (length,), generator=generator)} for _ in range(16)]
     for row in rows:
@@ -39,4 +39,4 @@ def main(out: str, length: int, rows_per_process: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
 """Recurrence for transformers: models that read texts longer than their context, through transformers' own doors."""
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .cache_recurrent import BlockRecurrentCache, RecurrentCache
@@ -13,7 +15,7 @@ from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Mode
 __version__ = "0.1.0"
 
 # config -> its models, each with the auto class that finds it
-MODELS = {
+MODELS: dict[Any, dict[Any, Any]] = {
     BlockRecurrentConfig: {AutoModel: BlockRecurrentModel, AutoModelForCausalLM: BlockRecurrentForCausalLM},
     RecurrentGPT2Config: {AutoModel: RecurrentGPT2Model, AutoModelForCausalLM: RecurrentGPT2LMHeadModel},
 }

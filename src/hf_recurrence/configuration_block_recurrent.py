@@ -127,19 +127,14 @@ class BlockRecurrentConfig(PretrainedConfig):
                 "AutoModelForCausalLM": "modeling_block_recurrent.BlockRecurrentForCausalLM",
             },
         )
-        super().__init__(
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            tie_word_embeddings=tie_word_embeddings,
-            **kwargs,
-        )
+        kwargs |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+        super().__init__(**kwargs, tie_word_embeddings=tie_word_embeddings)  # type: ignore[call-arg]
         self.check_recurrence()
 
     def check_recurrence(self) -> None:
         """Raises a `ValueError` that names the field, the rule and the value for the first rule that is broken."""
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim")
-        sizes += ("intermediate_size", "window_size", "segment_length", "num_states", "rel_pos_max_distance")
+        sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"]
+        sizes += ["intermediate_size", "window_size", "segment_length", "num_states", "rel_pos_max_distance"]
         for name in sizes:
             if not _is_int(getattr(self, name)) or getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1, got {getattr(self, name)!r}.")
@@ -150,7 +145,8 @@ class BlockRecurrentConfig(PretrainedConfig):
             raise ValueError(f"`hidden_act` must be one of {', '.join(ACT2FN)}, got {self.hidden_act!r}.")
         if self.segment_length % self.window_size:
             raise ValueError(
-                f"`segment_length` must be a multiple of `window_size` ({self.window_size}), got {self.segment_length}."
+                f"`segment_length` must be a multiple of `window_size` ({self.window_size}), got "
+                f"{self.segment_length}."
             )
         if not _is_int(self.rel_pos_buckets) or self.rel_pos_buckets < 2 or self.rel_pos_buckets % 2:
             raise ValueError(f"`rel_pos_buckets` must be an even integer, got {self.rel_pos_buckets!r}.")

@@ -141,7 +141,8 @@ def attend(
     something = None if visible is None else visible.any(-1, keepdim=True)
     if eager:
         scores = query @ key.transpose(-1, -2)
-        weights = (scores if mask is None else scores + mask).softmax(-1)
+        scores = scores if mask is None else scores + mask
+        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).to(value.dtype)
         weights = weights if something is None else weights * something
         return F.dropout(weights, dropout) @ value, weights
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=1.0)
@@ -285,8 +286,8 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         """The outputs of a span, its keys and values, the states before and after its blocks, the weights.
 
         `previous` and `cached` are the keys and values of the block before and of this one's tokens so far; `state`
-        enters the first block, in rows that have `begun`; `shared` are the keys and values of states that are fed back.
-        The states are those that enter the first block and that follow the first `num_updates` ones.
+        enters the first block, in rows that have `begun`; `shared` are the keys and values of states that are fed
+        back. The states are those that enter the first block and that follow the first `num_updates` ones.
         """
         config, number = self.config, self.config.num_attention_heads
         normed = self.drop(self.norm_1(hidden_states))
@@ -421,7 +422,7 @@ class BlockSegment:
         restarted = full and reset is not None and bool(reset.any())
         self.kept = self._kept(cache, max(held), begun if restarted else None) if full else None
         self.known_columns = cache.tensors["columns"][:, : width + max(held)] if full else None
-        # the states that entered the block before and enter the one under way, None where all rows are new, by layer
+        # the states that entered the block before and enter the one under way, by layer; None where all rows are new
         self.begun = None if all(self.places["windows"]) else begun
         self.states: dict[int, list[torch.Tensor | None]] = {
             layer: [None, None] for layer in self.config.recurrent_layers
@@ -444,7 +445,7 @@ class BlockSegment:
         return kept
 
     def spans(self) -> list[tuple[int, int]]:
-        """The first and last block, exclusive, of each run: a piece of a block under way, then whole blocks at once."""
+        """The first and last block, exclusive, of each run: a piece of the block under way, then whole blocks."""
         last = len(self.rows.windows)
         first = 1 if any(self.places["held"]) or not self.rows.aligned else 0
         step = 1 if self.config.feedback else max(last - first, 1)
@@ -493,7 +494,7 @@ class BlockSegment:
 
         What stands before a document is in no column and is left out.
         """
-        num_rows, rows, total = self.inputs.shape[0], self.rows, self.num_columns + self.rows.num_new
+        num_rows, total = self.inputs.shape[0], self.num_columns + self.rows.num_new
         spread = []
         for maps, (start, stop) in zip(windows, ranges, strict=True):
             blocks = maps.unflatten(0, (num_rows, stop - start)).unbind(1)

@@ -37,8 +37,9 @@ def pool_attention(tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """The vectors of the last axis at length 1."""
-    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + eps)
+    """The vectors of the last axis at length 1, computed in float32 at least."""
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(vectors.dtype)
 
 
 def relative_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
