@@ -39,6 +39,7 @@ def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
     make_gpt2(tmp_path / "gpt2", text)
+    (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert {language for language, _ in blocks} == {"python"}
     program = "\n".join(code for _, code in blocks)

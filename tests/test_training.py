@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.copy_distance import NUM_KEYS, copy_task
+from benchmarks.copy_distance import NUM_KEYS, copy_task, remember_task
 from transformers import Trainer, TrainingArguments
 
 from hf_recurrence import RecurrentGPT2LMHeadModel
@@ -182,6 +182,15 @@ def test_lora_trains_and_merges_in_a_block_recurrent_model(tmp_path) -> None:
     assert all(p.grad is not None for name, p in adapted.named_parameters() if "lora_" in name)
     expected = adapted.eval()(input_ids=ids).logits
     torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, expected)
+
+
+@pytest.mark.parametrize("gate", ["fixed", "lstm"])
+def test_a_key_is_remembered_for_more_blocks_than_attention_reaches(gate: str) -> None:
+    """Two layers of windows of 8 reach 16 tokens back; the key stands 24 before the question."""
+    right = remember_task(steps=300, recurrent=True, gate_type=gate)
+    assert sum(right[-50:]) / 50 > 0.95
+    without = remember_task(steps=200, recurrent=False, gate_type=gate)
+    assert sum(without[-50:]) / 50 < 2 / NUM_KEYS
 
 
 def test_a_token_is_copied_from_the_window_before() -> None:

@@ -36,6 +36,9 @@ def main(kind: str, out: str, length: int, rows_per_process: int) -> None:
         weights = {name: parameter.sum().item() for name, parameter in model.named_parameters()}
         with open(out, "w") as file:
             json.dump({"losses": losses, "weights": weights, "processes": arguments.world_size}, file)
+    if torch.distributed.is_initialized():  # threads that still talk at the end would abort the process
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
