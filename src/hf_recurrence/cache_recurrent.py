@@ -163,7 +163,7 @@ class RowCache(Cache):
 
     def restart_rows(self, restart: list[bool]) -> None:
         """Lets the marked rows begin a new document with the next call."""
-        self.rows = self.restarted(restart)
+        self.rows, self.projected = self.restarted(restart), {}
 
     def restarted(self, restart: list[bool]) -> dict[str, list[int]]:
         """The rows' places with those marked at the start of a new document."""

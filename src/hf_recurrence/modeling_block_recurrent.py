@@ -279,15 +279,17 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         state: torch.Tensor | None,
         begun: torch.Tensor | None,
         shared: KeysValues | None,
+        projected: KeysValues | None,
         span: Span,
         num_updates: int,
         eager: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-        """The outputs of a span, its keys and values, the states before and after its blocks, the weights.
+    ) -> tuple[torch.Tensor, KeysValues, KeysValues | None, list[torch.Tensor], list[torch.Tensor]]:
+        """The outputs of a span, its keys and values, those of the last state, the states, and the weights.
 
         `previous` and `cached` are the keys and values of the block before and of this one's tokens so far; `state`
         enters the first block, in rows that have `begun`; `shared` are the keys and values of states that are fed
-        back. The states are those that enter the first block and that follow the first `num_updates` ones.
+        back, and `projected` those of `state`, where they are known. The keys and values of a piece are those of its
+        block so far. The states are those that enter the first block and that follow the first `num_updates` ones.
         """
         config, number = self.config, self.config.num_attention_heads
         normed = self.drop(self.norm_1(hidden_states))
@@ -302,9 +304,12 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         dropout = config.attention_dropout if self.training else 0.0
         output, weights = self._attend_blocks(query, keys, values, bias, span, dropout, eager)
         states: list[torch.Tensor] = []
+        read: list[KeysValues] = []
         if self.state_q_proj is not None:
             read = [] if shared is None else [shared]
-            if self.cell is not None:
+            if self.cell is not None and projected is not None and num_updates == 0:
+                read, states = [projected], [state]
+            elif self.cell is not None:
                 read = []
                 for block in range(span.num_blocks):
                     tokens = (None, None, None)
@@ -324,7 +329,10 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         output = output.transpose(2, 3).flatten(3).flatten(1, 2)  # [B, T, H * D]
         hidden_states = hidden_states + self.o_proj(output)
         inner = self.act(self.up_proj(self.norm_2(hidden_states)))
-        return hidden_states + self.drop(self.down_proj(inner)), key, value, states, weights
+        if span.num_blocks == 1:
+            key, value = keys[:, 0, :, config.window_size :], values[:, 0, :, config.window_size :]
+        own = read[-1] if self.cell is not None else None
+        return hidden_states + self.drop(self.down_proj(inner)), (key, value), own, states, weights
 
     def _attend_blocks(
         self,
@@ -422,12 +430,16 @@ class BlockSegment:
         restarted = full and reset is not None and bool(reset.any())
         self.kept = self._kept(cache, max(held), begun if restarted else None) if full else None
         self.known_columns = cache.tensors["columns"][:, : width + max(held)] if full else None
-        # the states that entered the block before and enter the one under way, by layer; None where all rows are new
+        # The states' keys and values are kept in decoding only: in training, weights change and gradients flow.
+        self.grad = torch.is_grad_enabled()
+        self.projected = cache.projected if full and not self.grad and not restarted else {}
+        self.next_projected: dict[int, KeysValues] = {}
+        # the states that entered the block before and enter the one under way, by layer; None without a cache
         self.begun = None if all(self.places["windows"]) else begun
         self.states: dict[int, list[torch.Tensor | None]] = {
             layer: [None, None] for layer in self.config.recurrent_layers
         }
-        if any(self.places["windows"]):
+        if full:
             for layer in self.states:
                 known = cache.tensors[f"states.{layer}"].to(inputs.dtype)
                 self.states[layer] = [known[:, 0], known[:, 1]]
@@ -471,12 +483,11 @@ class BlockSegment:
         previous = None if start else self.has_previous
         return inputs, Span(self.config, stop - start, width, 0, previous, None, device)
 
-    def in_slots(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Keys of a block under way, cached and new, at the slots of their tokens. [B, H, C, D]"""
-        whole = torch.cat([part.to(parts[-1].dtype) for part in parts], 2)
-        if self.rows.aligned or len(parts) == 1:
+    def in_slots(self, whole: torch.Tensor, num_cached: int) -> torch.Tensor:
+        """Keys of a block under way, cached and then new, at the slots of their tokens. [B, H, C, D]"""
+        if self.rows.aligned or not num_cached:
             return whole
-        num_cached, filled = parts[0].shape[2], self.rows.filled
+        filled = self.rows.filled
         slots = torch.arange(min(self.config.window_size, whole.shape[2]), device=whole.device)
         slots = torch.where(slots < filled, slots, num_cached + slots - filled).clamp(max=whole.shape[2] - 1)
         return whole.gather(2, slots[:, None, :, None].expand(-1, whole.shape[1], -1, whole.shape[3]))
@@ -541,7 +552,7 @@ class BlockSegment:
         for layer, found in enumerate(keys_values):
             pair = []
             for part in (0, 1):
-                new = torch.cat([run[part] for run in found], 2)
+                new = found[0][part] if len(found) == 1 else torch.cat([run[part] for run in found], 2)
                 old = (
                     self.kept[layer][part][:, :, : 2 * width]
                     if self.kept
@@ -568,7 +579,9 @@ class BlockSegment:
             stacked = torch.stack([before, *states[1:]], 1).detach()
             which = torch.tensor(self.full, device=stacked.device)[:, None] + torch.arange(2, device=stacked.device)
             tensors[f"states.{layer}"] = stacked[torch.arange(len(self.full), device=stacked.device)[:, None], which]
-        cache.store(self.num_columns + rows.num_new, places, tensors, pairs, {})
+        current = uniform and self.full[0] == len(rows.windows) - 1  # the last block that was run is under way
+        projected = self.next_projected if current and not self.grad else {}
+        cache.store(self.num_columns + rows.num_new, places, tensors, pairs, projected)
 
 
 class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
@@ -639,18 +652,21 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
             shared, begun = None, None if start else segment.begun
             if config.feedback:
                 top = config.recurrent_layers[-1]
-                _, shared, _ = self.layers[top].cell(segment.states[top][-1], begun, hidden.shape[0])
+                shared = None if start else segment.projected.get(top)
+                if shared is None:
+                    _, shared, _ = self.layers[top].cell(segment.states[top][-1], begun, hidden.shape[0])
             for index, layer in enumerate(self.layers):
                 previous, cached = self._before(segment, kept, index, start)
                 state = None if layer.cell is None else segment.states[index][-1]
                 updates = max(0, min(stop, needed) - start)
-                hidden, key, value, states, weight = layer(
-                    hidden, previous, cached, state, begun, shared, span, updates, eager
+                projected = None if start else segment.projected.get(index)
+                hidden, pair, own, states, weight = layer(
+                    hidden, previous, cached, state, begun, shared, projected, span, updates, eager
                 )
                 if layer.cell is not None:
                     segment.states[index][-1:] = states
-                parts = ([key], [value]) if cached is None else ([cached[0], key], [cached[1], value])
-                kept[index].append(tuple(segment.in_slots(part) for part in parts))
+                    segment.next_projected[index] = own
+                kept[index].append(tuple(segment.in_slots(part, span.num_cached) for part in pair))
                 layers.append(hidden)
                 weights.append(weight)
             layers[-1] = self.norm(hidden)
