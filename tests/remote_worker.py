@@ -36,7 +36,9 @@ def main(folder: str, out: str) -> None:
             "greedy": head.generate(ids, attention_mask=mask, **greedy),
             "beams": head.generate(ids, attention_mask=mask, num_beams=3, **greedy),
             "only_new": head.generate(ids[:, :5], past_key_values=cache, **greedy),
-            "lookup": head.generate(ids[:1], prompt_lookup_num_tokens=3, **{**greedy, "eos_token_id": 2}),
+            "lookup": head.generate(ids[:1], prompt_lookup_num_tokens=3, **{**greedy, "eos_token_id": 2})[
+                :, : ids.shape[1] + 17
+            ],
         }
     head.train()
     head.gradient_checkpointing_enable()

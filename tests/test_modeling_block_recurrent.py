@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_recurrence import BlockRecurrentCache, BlockRecurrentConfig, BlockRecurrentForCausalLM
+from hf_recurrence import BlockRecurrentCache, BlockRecurrentConfig, BlockRecurrentForCausalLM, RecurrentCache
 from hf_recurrence.recurrence import fixed_gate, lstm_gate, relative_buckets
 from tests import reference
-from tests.common import EXACT, assert_same_gradients, block_model, random_ids, read_in_pieces
+from tests.common import EXACT, assert_same_gradients, block_model, random_ids, read_in_pieces, tiny_model
 
 
 ALL = [
@@ -364,6 +364,37 @@ def test_the_cache_is_of_constant_size_and_survives_its_file(tmp_path) -> None:
     for _ in range(3):
         more = random_ids(2, 3)
         assert torch.equal(model(more, past_key_values=loaded).logits, model(more, past_key_values=cache).logits)
+
+
+def test_a_cache_of_another_model_is_refused(tmp_path) -> None:
+    model, other = block_model(), tiny_model()
+    ids = random_ids(1, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    cache.save(tmp_path / "cache.st")
+    with pytest.raises(ValueError, match="written by `RecurrentCache.save`, got .* of type 'block_recurrent'"):
+        RecurrentCache.load(tmp_path / "cache.st")
+    with pytest.raises(ValueError, match="`past_key_values` must be a RecurrentCache, got BlockRecurrentCache"):
+        other(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="`window_size` = 8, got a cache with 4"):
+        block_model(window_size=8)(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recurrent_layers": 4}, "`recurrent_layers` must be a list of layers, got 4"),
+        ({"recurrent_layers": [3]}, r"`recurrent_layers` must be layers counted from 0 .* at most 2 .* got \[3\]"),
+        ({"gate_type": "gru"}, "`gate_type` must be one of fixed, lstm, got 'gru'"),
+        ({"segment_length": 6}, r"`segment_length` must be a multiple of `window_size` \(4\), got 6"),
+        ({"feedback": True, "recurrent_layers": []}, "`feedback` must be False where `recurrent_layers` are none"),
+        ({"rel_pos_buckets": 3}, "`rel_pos_buckets` must be an even integer, got 3"),
+        ({"num_states": 0}, "`num_states` must be an integer of at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_broken_rules_are_named(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block_model(**changes)
 
 
 # -- training --------------------------------------------------------------------------------------------------------

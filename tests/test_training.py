@@ -80,6 +80,17 @@ def test_it_trains_evaluates_and_resumes_as_if_never_interrupted(changes: dict, 
     assert whole.predict(rows(5)).predictions.shape == (5, 17, 61)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_label_smoothing_is_of_the_next_token(kind: str, tmp_path) -> None:
+    """Trainer shifts the labels there itself, for models that it knows to be causal."""
+    run = trainer(tmp_path, 1, kind, label_smoothing_factor=0.1)
+    batch = {name: torch.stack([row[name] for row in rows(3)]) for name in ("input_ids", "labels")}
+    found = run.compute_loss(run.model.eval(), dict(batch))
+    logits = run.model(batch["input_ids"]).logits[:, :-1].log_softmax(-1)
+    nll = -logits.gather(2, batch["labels"][:, 1:, None]).mean()
+    torch.testing.assert_close(found, 0.9 * nll - 0.1 * logits.mean(), rtol=1e-4, atol=1e-5)
+
+
 def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
     """Also where the batches have different numbers of targets: the loss is divided by all of them."""
     found = []

@@ -4,6 +4,7 @@
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .cache_recurrent import BlockRecurrentCache, RecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
@@ -26,6 +27,8 @@ for _config, _models in MODELS.items():
     for _auto, _model in _models.items():
         _auto.register(_config, _model)
         _model.register_for_auto_class(_auto.__name__)
+    # Trainer's label smoothing shifts the labels of causal models, which it knows by these names only.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _models[AutoModelForCausalLM].__name__
 
 __all__ = [
     "BlockRecurrentCache",

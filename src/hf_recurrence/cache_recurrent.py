@@ -92,6 +92,7 @@ class RowCache(Cache):
     """
 
     ROWS: tuple[str, ...] = ()
+    model_type = ""
 
     def __init__(self, config: Any) -> None:
         super().__init__(layers=[WindowLayer() for _ in range(config.num_hidden_layers)])
@@ -204,6 +205,11 @@ class RowCache(Cache):
         if metadata.get("format") != FORMAT:
             raise ValueError(f"`path` must be a file written by `{cls.__name__}.save`, got {str(path)!r}.")
         facts = json.loads(metadata["cache"])
+        if facts["signature"]["model_type"] != cls.model_type:
+            raise ValueError(
+                f"`path` must be a file written by `{cls.__name__}.save`, got {str(path)!r} of a model of type "
+                f"{facts['signature']['model_type']!r}."
+            )
         cache = cls(SimpleNamespace(**facts["signature"]))
         keys_values = [
             (tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"])
@@ -218,9 +224,9 @@ class RecurrentCache(RowCache):
     """What each row needs to go on: keys, values, token vectors and inputs of its window under way, the embeddings it
     got from the window before, and what `crop` needs to go back. Its size does not grow with the text.
 
-    Rows stand at places of their own. Of row b's window under way `held[b]` tokens are known and `filled[b]` of them
-    have been run (the rest, an overlap or what `crop` left, is run with the next call); `windows[b]` windows lie
-    before it, the last `reach[b]` of which can be gone back to; its document began at column `first_columns[b]`.
+    Rows stand at places of their own, which the lists in `rows` tell. Of a row's window under way `held` tokens are
+    known and `filled` of them have been run (the rest, an overlap or what `crop` left, is run with the next call);
+    `windows` lie before it, the last `reach` of which can be gone back to; its document began at `first_columns`.
 
     The tensors: states [B, past + 1, S, D], what entered each of the past windows and, last, the one under way; past
     [B, past * stride, D] and past_columns, the inputs before it and their columns; inputs [B, W, D] and columns, those
@@ -233,6 +239,7 @@ class RecurrentCache(RowCache):
     ```"""
 
     ROWS = ("held", "filled", "windows", "reach", "first_columns")
+    model_type = "recurrent_gpt2"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -303,13 +310,15 @@ class RecurrentCache(RowCache):
 class BlockRecurrentCache(RowCache):
     """What each row needs to go on: keys and values of two blocks and of the one under way, and states.
 
-    `held[b]` tokens of row b's block under way are known; `windows[b]` blocks lie before it, of which the last can be
-    gone back to if `reach[b]` is 1; its document began at column `first_columns[b]`. The keys of slot j are those of
-    the j-th token since two blocks before. The tensors: `states.LAYER` [B, 2, S, D], what entered the block before and
-    the one under way; columns [B, W + C], the input columns of the tokens of both.
+    The lists in `rows` tell of each row: `held` tokens of its block under way are known; `windows` blocks lie before
+    it, of which the last can be gone back to if `reach` is 1; its document began at column `first_columns`.
+
+    The keys of slot j are those of the j-th token since two blocks before. The tensors: `states.LAYER` [B, 2, S, D],
+    what entered the block before and the one under way; columns [B, W + C], the input columns of the tokens of both.
     """
 
     ROWS = ("held", "windows", "reach", "first_columns")
+    model_type = "block_recurrent"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -99,6 +99,8 @@ class BlockRecurrentConfig(PretrainedConfig):
         self.hidden_act = hidden_act
         self.window_size = window_size
         self.segment_length = 8 * window_size if segment_length is None else segment_length
+        if not isinstance(recurrent_layers, (list, tuple)):
+            raise ValueError(f"`recurrent_layers` must be a list of layers, got {recurrent_layers!r}.")
         self.recurrent_layers = list(recurrent_layers)
         self.num_states = num_states
         self.gate_type = gate_type

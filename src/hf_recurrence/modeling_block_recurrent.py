@@ -775,6 +775,8 @@ class BlockRecurrentForCausalLM(BlockRecurrentPreTrainedModel, RecurrentGenerati
         targets = make_targets(self.config, tokens, labels, shift_labels, attention_mask)
         if skip_logits is None:
             skip_logits = self.training and targets is not None
+        elif skip_logits and targets is None:
+            raise ValueError("`skip_logits` must be False without `labels`, there would be no output, got True.")
         outputs = self.model(
             input_ids,
             past_key_values=past_key_values,

@@ -540,6 +540,8 @@ class RecurrentGPT2LMHeadModel(RecurrentGPT2PreTrainedModel, RecurrentGeneration
         targets = make_targets(self.config, tokens, labels, shift_labels, attention_mask, position_ids)
         if skip_logits is None:
             skip_logits = self.training and targets is not None
+        elif skip_logits and targets is None:
+            raise ValueError("`skip_logits` must be False without `labels`, there would be no output, got True.")
         outputs = self.transformer(
             input_ids,
             past_key_values=past_key_values,

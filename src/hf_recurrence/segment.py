@@ -31,6 +31,10 @@ def check_inputs(
     cache_class: type = RecurrentCache,
 ) -> None:
     """Raises a `ValueError` for the first argument that the model cannot work with."""
+    given = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+    for key, value in (given | {"token_type_ids": token_type_ids}).items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(f"`{key}` must be a tensor, got {type(value).__name__}.")
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
     name, tokens, axes = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
@@ -109,6 +113,8 @@ def check_ids(name: str, ids: torch.Tensor, vocab_size: int, ignore_index: int |
 
 def check_labels(config: Any, name: str, labels: torch.Tensor, tokens: torch.Tensor | None) -> None:
     """Raises a `ValueError` for labels that do not fit the tokens or the vocabulary."""
+    if not isinstance(labels, torch.Tensor):
+        raise ValueError(f"`{name}` must be a tensor, got {type(labels).__name__}.")
     if tokens is not None and labels.shape != tokens.shape[:2]:
         raise ValueError(f"`{name}` must be {list(tokens.shape[:2])} as the inputs, got {list(labels.shape)}.")
     check_ids(name, labels, config.vocab_size, ignore_index=-100)

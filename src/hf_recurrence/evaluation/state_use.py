@@ -12,7 +12,8 @@ def state_gain(model: Any, input_ids: torch.Tensor) -> dict[str, Any]:
 
     `gain` is the mean loss with the state withheld minus the mean loss with it, in nats a token, over all windows but
     the first; `gain_by_position` is the same for each position in a window. A gain of about 0 means that the state is
-    ignored. A block-recurrent model still sees the tokens of the block before, so that only the state counts.
+    ignored; compare with the gain before training, which is noise of either sign. A block-recurrent model still sees
+    the tokens of the block before, so that only the state counts.
 
     ```python
     >>> state_gain(model, tokenizer(chapter, return_tensors="pt").input_ids)["gain"]
