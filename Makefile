@@ -3,18 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test test-slow compat style benchmarks clean
+.PHONY: test compat style benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-test: $(READY)  ## the tests, about 10 minutes on two cores
+test: $(READY)  ## the tests, two minutes on two cores once it is set up
 	$(BIN)/python -m pytest -n 2
-
-test-slow: $(READY)  ## only the tests that train for longer
-	$(BIN)/python -m pytest -m slow
 
 compat: $(READY)  ## published checkpoints under every supported transformers
 	$(BIN)/python -m tests.compat
@@ -29,6 +26,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.training_time
 	$(BIN)/python -W ignore -m benchmarks.generation
 	$(BIN)/python -W ignore -m benchmarks.copy_distance
+	$(BIN)/python -W ignore -m benchmarks.block_recurrent
 	$(BIN)/python -m benchmarks.report
 
 clean:

@@ -411,6 +411,15 @@ def test_checkpointing_gives_the_same_gradients(changes: dict) -> None:
     assert_same_gradients(model, lambda: run(False), lambda: run(True))
 
 
+def test_the_unpadded_forward_compiles_in_one_graph() -> None:
+    for changes in ({}, {"feedback": True}, {"recurrent_layers": []}):
+        model = block_model(torch.float32, **changes)
+        compiled = torch.compile(lambda ids, model=model: slide(model, ids), fullgraph=True, backend="aot_eager")
+        ids = random_ids(2, 17)
+        torch.testing.assert_close(compiled(ids), slide(model, ids))
+        torch._dynamo.reset()
+
+
 def test_the_loss_makes_no_logits_of_all_positions() -> None:
     model = block_model().train()
     sizes, ids = [], random_ids(2, 17)

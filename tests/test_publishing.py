@@ -59,10 +59,9 @@ def test_once_the_package_is_imported_its_classes_answer(tmp_path) -> None:
     assert type(model) is hf_recurrence.RecurrentGPT2LMHeadModel
 
 
-@pytest.mark.parametrize("flag", ["", "-W error"])
-def test_the_import_is_silent_offline_and_takes_no_time_of_its_own(flag: str) -> None:
+def test_the_import_is_silent_offline_and_takes_no_time_of_its_own() -> None:
     program = (
-        "import socket, sys, time\n"
+        "import socket, time\n"
         "def refuse(*args, **kwargs): raise OSError('no network')\n"
         "socket.socket.connect = refuse\n"
         "import torch, transformers\n"
@@ -70,8 +69,7 @@ def test_the_import_is_silent_offline_and_takes_no_time_of_its_own(flag: str) ->
         "start = time.perf_counter()\n"
         "import hf_recurrence\n"
         "taken = time.perf_counter() - start\n"
-        "assert taken < 2, taken\n"  # 0.05 s alone on a core; a loaded machine gets room
+        "assert taken < 2, taken\n"  # a small part of that alone on a core; a loaded machine gets room
     )
-    command = [sys.executable, *flag.split(), "-c", program] if not flag else [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

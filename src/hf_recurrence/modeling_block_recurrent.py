@@ -314,7 +314,9 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
                 for block in range(span.num_blocks):
                     tokens = (None, None, None)
                     if block < num_updates:
-                        tokens = (keys[:, block], values[:, block], None if block else span.state_visible)
+                        # contiguous: torch.compile gives wrong results for fused attention to such a view
+                        key_value = (part[:, block].contiguous() for part in (keys, values))
+                        tokens = (*key_value, None if block else span.state_visible)
                     state, own, after = self.cell(state, None if block else begun, keys.shape[0], *tokens)
                     read.append(own)
                     states += [state] if block == 0 else []

@@ -45,9 +45,10 @@ def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
 def relative_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
     """T5's bucket of each distance (0 for negative ones): exact up to half of the buckets, then on a log scale."""
     exact = num_buckets // 2
-    distances = distances.clamp(min=0)
-    far = torch.log(distances.clamp(min=1).double() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
-    return torch.where(distances < exact, distances, (exact + far.long()).clamp(max=num_buckets - 1))
+    step = math.log(max_distance / exact) / (num_buckets - exact)
+    far = [exact + int(math.log(distance / exact) / step) for distance in range(exact, max_distance)]
+    table = torch.tensor([*range(exact), *far, num_buckets - 1], device=distances.device)
+    return table.clamp(max=num_buckets - 1)[distances.clamp(0, max_distance)]
 
 
 def fixed_gate(carried: torch.Tensor, new: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
