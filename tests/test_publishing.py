@@ -17,6 +17,7 @@ from tests.remote import compare, load_elsewhere, save_with_inputs
 PACKAGE = Path(hf_recurrence.__file__).parent
 SHARED = ["cache_recurrent.py", "losses.py", "recurrence.py", "segment.py", "windowing.py"]
 SHIPPED = {kind: [*SHARED, f"configuration_{kind}.py", f"modeling_{kind}.py"] for kind in MODELS}
+SHIPPED["block_recurrent"].append("attention.py")
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -179,14 +179,18 @@ class RowCache(Cache):
             raise ValueError(f"`max_length` must be an integer, got {max_length!r}.")
         return max_length if max_length > 0 else self.num_columns + max_length
 
+    def keys_values(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The keys and values of all layers, without room for more."""
+        return [(layer.keys, layer.values) for layer in self.layers]
+
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cache to one safetensors file, whole or not at all."""
         if not self.num_rows:
             raise ValueError("The cache is empty: run the model over some text with it first.")
         tensors = {f"state.{name}": tensor for name, tensor in self.tensors.items()}
-        for number, layer in enumerate(self.layers):
-            tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"] = layer.keys, layer.values
+        for number, (keys, values) in enumerate(self.keys_values()):
+            tensors[f"layers.{number}.keys"], tensors[f"layers.{number}.values"] = keys, values
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         facts = {"signature": self.signature, "num_columns": self.num_columns, "rows": self.rows}
         partial = Path(f"{path}.partial")
@@ -313,8 +317,9 @@ class BlockRecurrentCache(RowCache):
     The lists in `rows` tell of each row: `held` tokens of its block under way are known; `windows` blocks lie before
     it, of which the last can be gone back to if `reach` is 1; its document began at column `first_columns`.
 
-    The keys of slot j are those of the j-th token since two blocks before. The tensors: `states.LAYER` [B, 2, S, D],
-    what entered the block before and the one under way; columns [B, W + C], the input columns of the tokens of both.
+    The keys of slot j are those of the j-th token since two blocks before; there may be room behind the last. The
+    tensors: `states.LAYER` [B, 2, S, D], what entered the block before and the one under way; columns [B, W + C], the
+    input columns of the tokens of both.
     """
 
     ROWS = ("held", "windows", "reach", "first_columns")
@@ -323,6 +328,10 @@ class BlockRecurrentCache(RowCache):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.window_size = config.window_size
+
+    def keys_values(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        length = 2 * self.window_size + max(self.rows["held"])
+        return [(keys[:, :, :length], values[:, :, :length]) for keys, values in super().keys_values()]
 
     @property
     def states(self) -> dict[int, torch.Tensor]:

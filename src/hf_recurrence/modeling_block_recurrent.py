@@ -20,11 +20,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from .attention import Span, attend, attend_tiles, heads
 from .cache_recurrent import BlockRecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
 from .losses import head_loss, logits_and_loss, number_of_items
-from .recurrence import fixed_gate, lstm_gate, relative_buckets, unit_length
-from .segment import KeysValues, RecurrentGeneration, check_inputs, make_targets, merge_layers, real_columns
+from .recurrence import at_least_float32, bucket_table, fixed_gate, lstm_gate, unit_length
+from .segment import KeysValues, RecurrentGeneration, check_inputs, make_targets, merge_layer, real_columns
 from .windowing import Rows, full_windows, gather_columns
 
 
@@ -36,7 +37,7 @@ class BlockRecurrentRMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        wide = at_least_float32(hidden_states)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return normed.to(hidden_states.dtype) * self.weight
 
@@ -53,105 +54,6 @@ def make_norm(config: BlockRecurrentConfig) -> nn.Module:
     if config.norm_type == "rms":
         return BlockRecurrentRMSNorm(config.hidden_size, config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-
-
-class Span:
-    """Consecutive tokens of all rows: `num_blocks` blocks from a block's start on, or a piece inside one block.
-
-    A piece follows `num_cached` tokens of its block, of which a row has `filled` ([B, 1] where rows differ), and a row
-    has `counts` [B] tokens of its own in it. Keys are those of the block before, the cached tokens, the new ones.
-    """
-
-    def __init__(
-        self,
-        config: BlockRecurrentConfig,
-        num_blocks: int,
-        length: int,
-        filled: Any,
-        has_previous: torch.Tensor | None,
-        counts: torch.Tensor | None,
-        device: torch.device,
-    ) -> None:
-        """`has_previous` [B] says which rows have a block before, where that matters (`empty_cache="mask"`)."""
-        width = config.window_size
-        self.num_blocks, self.length = num_blocks, length
-        self.num_cached = int(filled.max()) if isinstance(filled, torch.Tensor) else filled
-        new = torch.arange(length, device=device)
-        cached = torch.arange(self.num_cached, device=device)
-        if isinstance(filled, torch.Tensor):
-            queries = filled + new  # [B, Q]
-            before = torch.arange(-width, self.num_cached, device=device).expand(queries.shape[0], -1)
-            keys = torch.cat([before, queries], 1)
-            there = torch.cat([torch.ones_like(before[:, :width]).bool(), cached < filled], 1)
-            there = F.pad(there, (0, length), value=True)
-        else:
-            queries = (filled + new)[None]
-            keys = torch.arange(-width, self.num_cached + length, device=device)[None]
-            there = torch.ones_like(keys, dtype=torch.bool)
-        distances = queries[:, :, None] - keys[:, None, :]
-        least = 0 if config.attend_to_self else 1
-        seen = (distances >= least) & (distances < least + width)
-        self.buckets = relative_buckets(distances, config.rel_pos_buckets, config.rel_pos_max_distance)
-        self.visible = (seen & there[:, None, :])[:, None]  # [1 or B, 1, Q, K]
-        self.first_visible = self.visible
-        # What a state sees is all of two whole blocks; in a piece a row may end before the others.
-        for_state = there[:, None, None, :]
-        if counts is not None:
-            ended = torch.arange(keys.shape[1], device=device) - (width + self.num_cached)
-            for_state = for_state & (ended < counts[:, None])[:, None, None, :]
-        if has_previous is not None:
-            missing = (torch.arange(keys.shape[1], device=device) < width) & ~has_previous[:, None]
-            self.first_visible = self.visible & ~missing[:, None, None, :]
-            for_state = for_state & ~missing[:, None, None, :]
-        whole = counts is None and has_previous is None and not isinstance(filled, torch.Tensor)
-        self.state_visible = None if whole else for_state
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The blocks that attend together: the first one apart where it sees less than the others."""
-        apart = self.first_visible is not self.visible and self.num_blocks > 1
-        return [(0, 1), (1, self.num_blocks)] if apart else [(0, self.num_blocks)]
-
-    def tile(self, previous: torch.Tensor, cached: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        """The keys (or values) of every block and what is before it. [B, H, T, D] -> [B, N, H, K, D]"""
-        if self.num_blocks == 1:
-            parts = [previous, new] if cached is None else [previous, cached, new]
-            return torch.cat([part.to(new.dtype) for part in parts], 2)[:, None]
-        blocks = new.unflatten(2, (self.num_blocks, self.length)).transpose(1, 2)
-        before = torch.cat([previous[:, None].to(new.dtype), blocks[:, :-1]], 1)
-        return torch.cat([before, blocks], 3)
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    visible: torch.Tensor | None,
-    dropout: float,
-    eager: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(query . key + bias) . value over what is visible, [..., H, Q, D], and the weights where `eager`.
-
-    A query that sees nothing gives 0.
-    """
-    mask = bias
-    if visible is not None:
-        shown = query.new_zeros(()) if bias is None else bias.to(query.dtype)
-        mask = torch.where(visible, shown, query.new_full((), torch.finfo(query.dtype).min / 2))
-    something = None if visible is None else visible.any(-1, keepdim=True)
-    if eager:
-        scores = query @ key.transpose(-1, -2)
-        scores = scores if mask is None else scores + mask
-        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).to(value.dtype)
-        weights = weights if something is None else weights * something
-        return F.dropout(weights, dropout) @ value, weights
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=1.0)
-    return output if something is None else output * something, None
-
-
-def heads(hidden_states: torch.Tensor, number: int) -> torch.Tensor:
-    """[B, T, H * D] -> [B, H, T, D]"""
-    return hidden_states.unflatten(-1, (number, -1)).transpose(1, 2)
 
 
 class Gate(nn.Module):
@@ -183,7 +85,7 @@ class StateCell(nn.Module):
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.num_attention_heads * config.head_dim
-        self.config = config
+        self.num_heads = config.num_attention_heads
         self.norm = make_norm(config)
         self.ids = nn.Parameter(torch.zeros(config.num_states, size))
         self.initial = nn.Parameter(torch.zeros(config.num_states, size))
@@ -204,28 +106,38 @@ class StateCell(nn.Module):
         state: torch.Tensor | None,
         begun: torch.Tensor | None,
         num_rows: int,
+        own: KeysValues | None = None,
         key: torch.Tensor | None = None,
         value: torch.Tensor | None = None,
         visible: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, KeysValues, torch.Tensor | None]:
         """The state that enters a block, what tokens and states read of it, and the state after the block.
 
-        Rows that have not `begun` [B], or all where `state` is None, start from the initial state. The last is None
-        unless the keys and values of the block and of the one before it are given. [B, S, D], [B, H, S, D / H]
+        Rows that have not `begun` [B], or all where `state` is None, start from the initial state. The keys and values
+        that are read may be known already, `own`. The last is None unless the keys and values of the block and of the
+        one before it are given. [B, S, D], [B, H, S, D / H]
         """
-        config, number = self.config, self.config.num_attention_heads
+        number = self.num_heads
         initial = self.initial.expand(num_rows, -1, -1)
         if state is None:
             state = initial
         elif begun is not None:
             state = torch.where(begun[:, None, None], state, initial)
         marked = self.norm(state) + self.ids
-        own = (prepare_keys(config, heads(self.k_proj(marked), number)), heads(self.v_proj(marked), number))
+        if own is None:
+            own = (
+                prepare_keys(heads(self.k_proj(marked), number), self.self_scale),
+                heads(self.v_proj(marked), number),
+            )
         if key is None:
             return state, own, None
-        query = prepare_queries(config, heads(self.self_q_proj(marked), number), self.self_scale)
+        scales = (
+            None if scale is None else scale.abs()[:, None, None] for scale in (self.self_scale, self.token_scale)
+        )
+        self_scale, token_scale = scales
+        query = prepare_queries(heads(self.self_q_proj(marked), number), self_scale)
         of_states, _ = attend(query, *own, None, None, 0.0, False)
-        query = prepare_queries(config, heads(self.token_q_proj(marked), number), self.token_scale)
+        query = prepare_queries(heads(self.token_q_proj(marked), number), token_scale)
         of_tokens, _ = attend(query, key, value, None, visible, 0.0, False)
         read = torch.cat([of_states, of_tokens], 1).transpose(1, 2).flatten(2)
         after = state if self.attention_gate is None else self.attention_gate(state, read)
@@ -239,15 +151,14 @@ def make_scale(config: BlockRecurrentConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.ones(config.num_attention_heads)) if config.qk_norm else None
 
 
-def prepare_keys(config: BlockRecurrentConfig, key: torch.Tensor) -> torch.Tensor:
-    return unit_length(key) if config.qk_norm else key
+def prepare_queries(query: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Queries [B, H, T, D] whose products with keys are the logits, at a learned scale [H, 1, 1] or at a fixed one."""
+    return query * query.shape[-1] ** -0.5 if scale is None else unit_length(query) * scale
 
 
-def prepare_queries(config: BlockRecurrentConfig, query: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Queries [..., H, T, D] such that their products with keys are the logits."""
-    if scale is None:
-        return query * config.head_dim**-0.5
-    return unit_length(query) * scale.abs()[:, None, None]
+def prepare_keys(key: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Keys [B, H, T, D] for such queries."""
+    return key if scale is None else unit_length(key)
 
 
 class BlockRecurrentLayer(GradientCheckpointingLayer):
@@ -255,7 +166,7 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: BlockRecurrentConfig, layer_idx: int) -> None:
         super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+        self.num_heads, self.attention_dropout = config.num_attention_heads, config.attention_dropout
         size, inner = config.hidden_size, config.num_attention_heads * config.head_dim
         self.cell = StateCell(config) if layer_idx in config.recurrent_layers else None
         reads = self.cell is not None or config.feedback
@@ -274,11 +185,11 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        previous: KeysValues,
-        cached: KeysValues | None,
+        before: KeysValues,
+        room: KeysValues | None,
         state: torch.Tensor | None,
         begun: torch.Tensor | None,
-        shared: KeysValues | None,
+        shared: list[KeysValues] | None,
         projected: KeysValues | None,
         span: Span,
         num_updates: int,
@@ -286,53 +197,52 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, KeysValues, KeysValues | None, list[torch.Tensor], list[torch.Tensor]]:
         """The outputs of a span, its keys and values, those of the last state, the states, and the weights.
 
-        `previous` and `cached` are the keys and values of the block before and of this one's tokens so far; `state`
-        enters the first block, in rows that have `begun`; `shared` are the keys and values of states that are fed
-        back, and `projected` those of `state`, where they are known. The keys and values of a piece are those of its
-        block so far. The states are those that enter the first block and that follow the first `num_updates` ones.
+        `before` are the keys and values of the block before and of this one's tokens so far, `room` the same with room
+        for those of the span; `state` enters the first block, in rows that have `begun`; `shared` are the keys and
+        values of states that are fed back, by block, and `projected` those of `state`, where they are known. The keys
+        and values of a piece are those of its block so far. The states are those that enter the first block and that
+        follow the first `num_updates` ones.
         """
-        config, number = self.config, self.config.num_attention_heads
+        number = self.num_heads
         normed = self.drop(self.norm_1(hidden_states))
-        query = prepare_queries(config, heads(self.q_proj(normed), number), self.scale)
-        key = prepare_keys(config, heads(self.k_proj(normed), number))
+        scale = None if self.scale is None else self.scale.abs()[:, None, None]
+        query = prepare_queries(heads(self.q_proj(normed), number), scale)
+        key = prepare_keys(heads(self.k_proj(normed), number), self.scale)
         value = heads(self.v_proj(normed), number)
-        keys = span.tile(previous[0], None if cached is None else cached[0], key)
-        values = span.tile(previous[1], None if cached is None else cached[1], value)
-        query = query.unflatten(2, (span.num_blocks, span.length)).transpose(1, 2)  # [B, N, H, Q, D]
-        bias = self.position_bias[:, span.buckets].transpose(0, 1)  # [1 or B, H, Q, K]
-        bias = bias if self.scale is None else bias * self.scale.abs()[:, None, None]
-        dropout = config.attention_dropout if self.training else 0.0
-        output, weights = self._attend_blocks(query, keys, values, bias, span, dropout, eager)
+        keys = span.tile(before[0], key, None if room is None else room[0])
+        values = span.tile(before[1], value, None if room is None else room[1])
+        output, weights = self._attend_blocks(span.fold(query), keys, values, scale, span, eager)
         states: list[torch.Tensor] = []
-        read: list[KeysValues] = []
-        if self.state_q_proj is not None:
-            read = [] if shared is None else [shared]
-            if self.cell is not None and projected is not None and num_updates == 0:
-                read, states = [projected], [state]
-            elif self.cell is not None:
-                read = []
-                for block in range(span.num_blocks):
-                    tokens = (None, None, None)
-                    if block < num_updates:
-                        # contiguous: torch.compile gives wrong results for fused attention to such a view
-                        key_value = (part[:, block].contiguous() for part in (keys, values))
-                        tokens = (*key_value, None if block else span.state_visible)
-                    state, own, after = self.cell(state, None if block else begun, keys.shape[0], *tokens)
-                    read.append(own)
-                    states += [state] if block == 0 else []
-                    if after is not None:
-                        state = after
-                        states.append(after)
-            state_keys, state_values = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*read, strict=True))
-            asked = heads(self.state_q_proj(normed), number).unflatten(2, (span.num_blocks, span.length))
-            asked = prepare_queries(config, asked.transpose(1, 2), self.state_scale)
-            of_states, _ = attend(asked.flatten(0, 1), state_keys, state_values, None, None, 0.0, False)
-            output = torch.cat([output, of_states.unflatten(0, (-1, span.num_blocks))], 2)
-        output = output.transpose(2, 3).flatten(3).flatten(1, 2)  # [B, T, H * D]
-        hidden_states = hidden_states + self.o_proj(output)
+        read = shared
+        if self.cell is not None:
+            read = []
+            for block in range(span.num_blocks):
+                known, tokens = None if block else projected, (None, None, None)
+                if known is not None and num_updates == 0:
+                    read, states = [known], [state]
+                    break
+                if block < num_updates:
+                    # contiguous: torch.compile gives wrong results for fused attention to such a view
+                    key_value = (span.block(part, block).contiguous() for part in (keys, values))
+                    tokens = (*key_value, None if block else span.state_visible)
+                state, own, after = self.cell(state, None if block else begun, len(normed), known, *tokens)
+                read.append(own)
+                states += [state] if block == 0 else []
+                if after is not None:
+                    state = after
+                    states.append(after)
+        if read is not None:
+            state_keys, state_values = read[0]
+            if len(read) > 1:
+                state_keys, state_values = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*read, strict=True))
+            state_scale = None if self.state_scale is None else self.state_scale.abs()[:, None, None]
+            asked = span.fold(prepare_queries(heads(self.state_q_proj(normed), number), state_scale))
+            of_states, _ = attend(asked, state_keys, state_values, None, None, 0.0, False)
+            output = torch.cat([output, of_states], 1)
+        hidden_states = hidden_states + self.o_proj(span.unfold(output))
         inner = self.act(self.up_proj(self.norm_2(hidden_states)))
         if span.num_blocks == 1:
-            key, value = keys[:, 0, :, config.window_size :], values[:, 0, :, config.window_size :]
+            key, value = keys[:, :, span.width :], values[:, :, span.width :]
         own = read[-1] if self.cell is not None else None
         return hidden_states + self.drop(self.down_proj(inner)), (key, value), own, states, weights
 
@@ -341,21 +251,27 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        bias: torch.Tensor,
+        scale: torch.Tensor | None,
         span: Span,
-        dropout: float,
         eager: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Sliding attention in all blocks, [B, N, H, Q, D]; in the first one the block before may be missing."""
-        outputs, weights = [], []
-        for start, stop in span.ranges():
-            parts = [part[:, start:stop].flatten(0, 1) for part in (query, keys, values)]
-            visible = span.visible if start else span.first_visible
-            output, maps = attend(*parts, bias, visible, dropout, eager)
-            outputs.append(output.unflatten(0, (-1, stop - start)))
-            if maps is not None:
-                weights.append(maps)
-        return torch.cat(outputs, 1), weights
+        """Sliding attention in all blocks, [B * N, H, Q, D]; in the first one the block before may be missing."""
+        dropout = self.attention_dropout if self.training else 0.0
+        outputs, weights, ranges = [], [], span.ranges()
+        for start, stop in ranges:
+            parts, bands = [query, keys, values], span.bands if start else span.first
+            if len(ranges) > 1:
+                parts = [part.unflatten(0, (-1, span.num_blocks))[:, start:stop].flatten(0, 1) for part in parts]
+            bias = self.position_bias[:, bands.buckets].transpose(0, 1)  # [1 or B, H, Q, K]
+            output, maps = attend_tiles(*parts, bias if scale is None else bias * scale, bands, dropout, eager)
+            outputs.append(output)
+            weights += [] if maps is None else [maps]
+        if len(ranges) > 1:
+            parts = [
+                output.unflatten(0, (-1, stop - start)) for output, (start, stop) in zip(outputs, ranges, strict=True)
+            ]
+            return torch.cat(parts, 1).flatten(0, 1), weights
+        return outputs[0], weights
 
 
 class BlockRecurrentPreTrainedModel(PreTrainedModel):
@@ -416,9 +332,11 @@ class BlockSegment:
         reset: torch.Tensor | None,
         cache: BlockRecurrentCache | None,
         exact: bool,
+        eager: bool,
     ) -> None:
-        self.model, self.config, self.inputs = model, model.config, inputs
-        width, num_rows = self.config.window_size, inputs.shape[0]
+        self.config, self.width, self.inputs, self.eager = model.config, model.config.window_size, inputs, eager
+        self.table = model.bucket_table
+        width, num_rows = self.width, inputs.shape[0]
         full = cache is not None and cache.num_rows > 0
         self.places = {name: [0] * num_rows for name in BlockRecurrentCache.ROWS}
         if full:
@@ -427,17 +345,19 @@ class BlockSegment:
         self.rows = Rows(width, 0, inputs.shape[:2], inputs.device, mask, held, held, exact)
         self.aligned = self.rows.align(inputs)
         self.full = [full_windows(total, width, 0) for total in self.rows.totals or []]
-        begun = torch.tensor(self.places["windows"], device=inputs.device) > 0
-        self.has_previous = None if bool(all(self.places["windows"])) or self.config.empty_cache == "zeros" else begun
+        begun = None  # which rows have blocks behind them; None where all have
+        if not all(self.places["windows"]):
+            begun = torch.tensor(self.places["windows"], device=inputs.device) > 0
+        self.begun, self.has_previous = begun, begun if self.config.empty_cache == "mask" else None
         restarted = full and reset is not None and bool(reset.any())
         self.kept = self._kept(cache, max(held), begun if restarted else None) if full else None
         self.known_columns = cache.tensors["columns"][:, : width + max(held)] if full else None
         # The states' keys and values are kept in decoding only: in training, weights change and gradients flow.
         self.grad = torch.is_grad_enabled()
+        self.room = self._room(cache, held[0]) if full and self.rows.aligned and not restarted else None
         self.projected = cache.projected if full and not self.grad and not restarted else {}
         self.next_projected: dict[int, KeysValues] = {}
         # the states that entered the block before and enter the one under way, by layer; None without a cache
-        self.begun = None if all(self.places["windows"]) else begun
         self.states: dict[int, list[torch.Tensor | None]] = {
             layer: [None, None] for layer in self.config.recurrent_layers
         }
@@ -448,7 +368,7 @@ class BlockSegment:
 
     def _kept(self, cache: BlockRecurrentCache, length: int, begun: torch.Tensor | None) -> list[KeysValues]:
         """Keys and values of the two blocks before the one under way, and of that one. [B, H, 2 W + C, D] each"""
-        width = 2 * self.config.window_size
+        width = 2 * self.width
         kept = []
         for layer in cache.layers:
             pair = [part[:, :, : width + length] for part in (layer.keys, layer.values)]
@@ -458,39 +378,56 @@ class BlockSegment:
             kept.append(tuple(pair))
         return kept
 
-    def spans(self) -> list[tuple[int, int]]:
+    def _room(self, cache: BlockRecurrentCache, held: int) -> list[KeysValues] | None:
+        """The cache's own keys and values from the block before on, with room for what this call adds to the block.
+
+        What is written there counts only when the cache is told so, by `store`. None where there is no such room.
+        """
+        layer, length = cache.layers[0], min(held + self.rows.num_new, self.width)
+        start, stop = self.width, 2 * self.width + length
+        other = layer.keys.dtype != self.inputs.dtype or torch.is_autocast_enabled(self.inputs.device.type)
+        blocks = not held and self.rows.num_new > self.width
+        if self.grad or other or blocks or layer.keys.shape[2] < stop:
+            return None
+        return [(layer.keys[:, :, start:stop], layer.values[:, :, start:stop]) for layer in cache.layers]
+
+    def spans(self, together: bool) -> list[tuple[int, int]]:
         """The first and last block, exclusive, of each run: a piece of the block under way, then whole blocks."""
         last = len(self.rows.windows)
         first = 1 if any(self.places["held"]) or not self.rows.aligned else 0
-        step = 1 if self.config.feedback else max(last - first, 1)
+        step = max(last - first, 1) if together else 1
         runs = [(0, 1)] if first else []
         return runs + [(start, min(start + step, last)) for start in range(first, last, step)]
 
     def span(self, start: int, stop: int) -> tuple[torch.Tensor, Span]:
         """The inputs and the tiling of these blocks."""
-        rows, width, device = self.rows, self.config.window_size, self.inputs.device
+        rows, width, device, eager = self.rows, self.width, self.inputs.device, self.eager
         if start == 0 and (any(self.places["held"]) or not rows.aligned):
             inputs = rows.pick(self.aligned, rows.columns(0))
             counts = None
             if rows.mask is not None or not rows.aligned:
                 ends = [min(total, width) - done for total, done in zip(rows.totals, self.places["held"], strict=True)]
                 counts = torch.tensor(ends, device=device)
-            return inputs, Span(self.config, 1, inputs.shape[1], rows.filled, self.has_previous, counts, device)
+            return inputs, Span(
+                self.config, 1, inputs.shape[1], rows.filled, self.has_previous, counts, device, self.table, eager
+            )
         first, end = start * width, min(stop * width, rows.windows[-1].stop)
+        length = width if stop - start > 1 else end - first  # a last block alone may be short
+        last = first + (stop - start) * length
         if rows.aligned:
-            inputs = F.pad(rows.pick(self.aligned, slice(first, end)), (0, 0, 0, stop * width - end))
+            inputs = F.pad(rows.pick(self.aligned, slice(first, end)), (0, 0, 0, last - end))
         else:
-            columns = torch.arange(first, stop * width, device=device).expand(self.inputs.shape[0], -1)
+            columns = torch.arange(first, last, device=device).expand(self.inputs.shape[0], -1)
             inputs = rows.pick(self.aligned, columns)
         previous = None if start else self.has_previous
-        return inputs, Span(self.config, stop - start, width, 0, previous, None, device)
+        return inputs, Span(self.config, stop - start, length, 0, previous, None, device, self.table, eager)
 
     def in_slots(self, whole: torch.Tensor, num_cached: int) -> torch.Tensor:
         """Keys of a block under way, cached and then new, at the slots of their tokens. [B, H, C, D]"""
         if self.rows.aligned or not num_cached:
             return whole
         filled = self.rows.filled
-        slots = torch.arange(min(self.config.window_size, whole.shape[2]), device=whole.device)
+        slots = torch.arange(min(self.width, whole.shape[2]), device=whole.device)
         slots = torch.where(slots < filled, slots, num_cached + slots - filled).clamp(max=whole.shape[2] - 1)
         return whole.gather(2, slots[:, None, :, None].expand(-1, whole.shape[1], -1, whole.shape[3]))
 
@@ -521,14 +458,13 @@ class BlockSegment:
 
     def _key_columns(self, number: int, num_keys: int) -> torch.Tensor:
         """The input columns of the keys of block `number`, -1 where there is none. [B, K]"""
-        rows, width, device = self.rows, self.config.window_size, self.inputs.device
+        rows, width, device = self.rows, self.width, self.inputs.device
         num_rows, start = self.inputs.shape[0], number * width
         grid = torch.arange(start - width, start - width + num_keys, device=device).expand(num_rows, -1)
         if number == 0 and not rows.aligned:
             new = rows.columns(0)
             grid = torch.cat([grid[:, : num_keys - new.shape[1]], new], 1)
-        columns = torch.arange(rows.num_new, device=device).expand(num_rows, -1) + self.num_columns
-        columns = rows.align(columns)
+        columns = rows.align(self._new_columns())
         places = gather_columns(columns, (grid - rows.base).clamp(0, columns.shape[1] - 1))
         if self.known_columns is not None:
             known = gather_columns(self.known_columns, (grid + width).clamp(0, self.known_columns.shape[1] - 1))
@@ -539,7 +475,7 @@ class BlockSegment:
     @torch.no_grad()
     def store(self, cache: BlockRecurrentCache, keys_values: list[list[KeysValues]]) -> None:
         """Puts where every row stands now into the cache; `keys_values` hold those of the grid, run by run."""
-        rows, width, device = self.rows, self.config.window_size, self.inputs.device
+        rows, width, device = self.rows, self.width, self.inputs.device
         held = [total - full * width for total, full in zip(rows.totals, self.full, strict=True)]
         places = {
             "held": held,
@@ -547,30 +483,35 @@ class BlockSegment:
             "reach": [min(1, before + full) for before, full in zip(self.places["reach"], self.full, strict=True)],
             "first_columns": self.places["first_columns"],
         }
-        start = torch.tensor(self.full, device=device)[:, None] * width
-        index = start + torch.arange(2 * width + max(held), device=device)
+        num_columns = self.num_columns + rows.num_new
         uniform = len(set(self.full)) == 1
+        current = uniform and self.full[0] == len(rows.windows) - 1  # the last block that was run is under way
+        projected = self.next_projected if current and not self.grad else {}
+        if self.room is not None and not any(self.full) and rows.mask is None:
+            columns = cache.tensors["columns"]
+            columns[:, width + held[0] - rows.num_new : width + held[0]] = self._new_columns()
+            pairs = [(layer.keys, layer.values) for layer in cache.layers]
+            cache.store(num_columns, places, cache.tensors, pairs, projected)
+            return
+        start = torch.tensor(self.full, device=device)[:, None] * width
+        grid = start + torch.arange(3 * width, device=device)  # of two blocks before, and room for a whole one
         pairs = []
         for layer, found in enumerate(keys_values):
             pair = []
             for part in (0, 1):
-                new = found[0][part] if len(found) == 1 else torch.cat([run[part] for run in found], 2)
-                old = (
-                    self.kept[layer][part][:, :, : 2 * width]
-                    if self.kept
-                    else new.new_zeros((*new.shape[:2], 2 * width, new.shape[3]))
-                )
-                whole = torch.cat([old.to(new.dtype), new], 2)
+                new = torch.cat([run[part] for run in found], 2) if len(found) > 1 else found[0][part]
+                shape = (*new.shape[:2], 2 * width, new.shape[3])
+                old = self.kept[layer][part][:, :, : 2 * width].to(new.dtype) if self.kept else new.new_zeros(shape)
                 if uniform:
-                    whole = whole[:, :, self.full[0] * width : self.full[0] * width + 2 * width + max(held)]
+                    whole = torch.cat([old, new, torch.zeros_like(old)], 2)
+                    whole = whole[:, :, self.full[0] * width : (self.full[0] + 3) * width].contiguous()
                 else:
-                    where = index.clamp(max=whole.shape[2] - 1)[:, None, :, None]
+                    whole = torch.cat([old, new], 2)
+                    where = grid.clamp(max=whole.shape[2] - 1)[:, None, :, None]
                     whole = whole.gather(2, where.expand(-1, whole.shape[1], -1, whole.shape[3]))
                 pair.append(whole.detach())
             pairs.append(tuple(pair))
-        columns = torch.arange(rows.num_new, device=device).expand(self.inputs.shape[0], -1) + self.num_columns
-        columns = rows.align(columns)
-        grid = start - width + torch.arange(width + max(held), device=device)  # from the block before on
+        columns, grid = rows.align(self._new_columns()), grid[:, : 2 * width] - width  # from the block before on
         numbers = gather_columns(columns, (grid - rows.base).clamp(0, columns.shape[1] - 1))
         if self.kept:
             known = gather_columns(self.known_columns, (grid + width).clamp(0, self.known_columns.shape[1] - 1))
@@ -581,9 +522,25 @@ class BlockSegment:
             stacked = torch.stack([before, *states[1:]], 1).detach()
             which = torch.tensor(self.full, device=stacked.device)[:, None] + torch.arange(2, device=stacked.device)
             tensors[f"states.{layer}"] = stacked[torch.arange(len(self.full), device=stacked.device)[:, None], which]
-        current = uniform and self.full[0] == len(rows.windows) - 1  # the last block that was run is under way
-        projected = self.next_projected if current and not self.grad else {}
-        cache.store(self.num_columns + rows.num_new, places, tensors, pairs, projected)
+        cache.store(num_columns, places, tensors, pairs, projected)
+
+    def _new_columns(self) -> torch.Tensor:
+        """The numbers of the new columns in the text, the same in all rows. [B, T]"""
+        columns = torch.arange(self.num_columns, self.num_columns + self.rows.num_new, device=self.inputs.device)
+        return columns.expand(self.inputs.shape[0], -1)
+
+
+class LayerOutputs:
+    """What the layers give: the inputs and outputs of all, and their keys, values and weights, run by run.
+
+    `ranges` are the first and last blocks, exclusive, that the weights are of.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers: list[list[torch.Tensor]] = [[] for _ in range(num_layers + 1)]
+        self.keys_values: list[list[KeysValues]] = [[] for _ in range(num_layers)]
+        self.maps: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+        self.ranges: list[tuple[int, int]] = []
 
 
 class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
@@ -600,6 +557,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
         self.layers = nn.ModuleList([BlockRecurrentLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
+        self.bucket_table = bucket_table(config.rel_pos_buckets, config.rel_pos_max_distance)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -641,73 +599,101 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
         )
         inputs = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         mask = real_columns(attention_mask, inputs.shape[1])
-        segment = BlockSegment(self, inputs, mask, reset, past_key_values, exact=use_cache)
         eager = output_attentions or config._attn_implementation == "eager"
-        runs: list[list[torch.Tensor]] = []
-        maps: list[list[torch.Tensor]] = []
-        ranges: list[tuple[int, int]] = []
-        kept: list[list[KeysValues]] = [[] for _ in self.layers]
-        needed = max([len(segment.rows.windows) - 1, *segment.full])
-        for start, stop in segment.spans():
+        segment = BlockSegment(self, inputs, mask, reset, past_key_values, exact=use_cache, eager=eager)
+        # Blocks are run together, but not where a layer waits for the state of the block before (up to the layer that
+        # feeds it back), nor where memory is to be that of one block.
+        apart = (self.gradient_checkpointing and self.training) or (config.feedback and output_attentions)
+        turn = config.recurrent_layers[-1] + 1 if config.feedback else 0
+        found = LayerOutputs(len(self.layers))
+        shared: list[KeysValues] = []
+        for start, stop in segment.spans(together=False) if turn else []:
             hidden, span = segment.span(start, stop)
-            layers, weights = [hidden], []
-            shared, begun = None, None if start else segment.begun
-            if config.feedback:
-                top = config.recurrent_layers[-1]
-                shared = None if start else segment.projected.get(top)
-                if shared is None:
-                    _, shared, _ = self.layers[top].cell(segment.states[top][-1], begun, hidden.shape[0])
-            for index, layer in enumerate(self.layers):
-                previous, cached = self._before(segment, kept, index, start)
-                state = None if layer.cell is None else segment.states[index][-1]
-                updates = max(0, min(stop, needed) - start)
-                projected = None if start else segment.projected.get(index)
-                hidden, pair, own, states, weight = layer(
-                    hidden, previous, cached, state, begun, shared, projected, span, updates, eager
-                )
-                if layer.cell is not None:
-                    segment.states[index][-1:] = states
-                    segment.next_projected[index] = own
-                kept[index].append(tuple(segment.in_slots(part, span.num_cached) for part in pair))
-                layers.append(hidden)
-                weights.append(weight)
-            layers[-1] = self.norm(hidden)
-            runs.append(layers)
-            if output_attentions:
-                maps += [list(of_range) for of_range in zip(*weights, strict=True)]
-                ranges += [(start + first, start + last) for first, last in span.ranges()]
-        hidden_states = segment.merge([layers[-1] for layers in runs])
-        if self.training and torch.is_grad_enabled():
-            # A state that no later block reads leaves its cell out; data-parallel training wants it in the graph.
+            known = None if start else segment.projected.get(turn - 1)
+            begun, states = None if start else segment.begun, segment.states[turn - 1]
+            states[-1], own, _ = self.layers[turn - 1].cell(states[-1], begun, hidden.shape[0], known)
+            shared.append(own)
+            self._run(segment, found, range(turn), hidden, span, (start, stop), shared)
+        for start, stop in segment.spans(together=not apart) if turn < len(self.layers) else []:
+            hidden, span = segment.span(start, stop)
+            if turn:
+                hidden = torch.cat(found.layers[turn][start:stop], 1)
+                hidden = F.pad(hidden, (0, 0, 0, span.num_blocks * span.length - hidden.shape[1]))
+            self._run(segment, found, range(turn, len(self.layers)), hidden, span, (start, stop), shared)
+        hidden_states = segment.merge(found.layers[-1])
+        if self.training and torch.is_grad_enabled() and config.recurrent_layers:
+            # Rows that go on leave out the initial state, and a state that no later block reads leaves out its cell;
+            # data-parallel training wants them in the graph.
             cells = [layer.cell for layer in self.layers if layer.cell is not None]
-            for parameter in (parameter for cell in cells for parameter in cell.parameters()):
-                hidden_states = hidden_states + (0 * parameter).sum()
+            alone = len(segment.rows.windows) == 1
+            unread = [part for cell in cells for part in (cell.parameters() if alone else [cell.initial])]
+            hidden_states = hidden_states + torch.stack([(0 * part).sum() for part in unread]).sum()
         if use_cache:
             past_key_values = BlockRecurrentCache(config) if past_key_values is None else past_key_values
-            segment.store(past_key_values, kept)
-        merge_maps = partial(segment.merge_attentions, ranges=ranges)
+            segment.store(past_key_values, found.keys_values)
+        merge_maps = partial(segment.merge_attentions, ranges=found.ranges)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=merge_layers(segment.merge, runs) if output_hidden_states else None,
-            attentions=merge_layers(merge_maps, maps) if output_attentions else None,
+            hidden_states=tuple(merge_layer(segment.merge, of) for of in found.layers)
+            if output_hidden_states
+            else None,
+            attentions=tuple(merge_layer(merge_maps, of) for of in found.maps) if output_attentions else None,
         )
 
-    def _before(
-        self, segment: BlockSegment, kept: list[list[KeysValues]], layer: int, start: int
-    ) -> tuple[KeysValues, KeysValues | None]:
+    def _run(
+        self,
+        segment: BlockSegment,
+        found: LayerOutputs,
+        numbers: range,
+        hidden: torch.Tensor,
+        span: Span,
+        blocks: tuple[int, int],
+        shared: list[KeysValues],
+    ) -> None:
+        """Runs the layers of these numbers over the blocks from the first to the last, exclusive, into `found`."""
+        start, stop = blocks
+        room = None if start else segment.room
+        needed = max([len(segment.rows.windows) - 1, *segment.full])  # states after as many blocks are read, or kept
+        if numbers.start == 0:
+            found.layers[0].append(hidden)
+            found.ranges += [(start + first, start + last) for first, last in span.ranges()]
+        for index in numbers:
+            layer, kept = self.layers[index], found.keys_values[index]
+            projected = None if start else segment.projected.get(index)
+            if index == numbers.stop - 1 and layer.cell is not None and shared:
+                projected = shared[start]
+            hidden, pair, own, states, weights = layer(
+                hidden,
+                self._before(segment, kept, index, start) if room is None else room[index],
+                None if room is None else room[index],
+                None if layer.cell is None else segment.states[index][-1],
+                None if start else segment.begun,
+                shared[start:stop] if shared else None,
+                projected,
+                span,
+                max(0, min(stop, needed) - start),
+                segment.eager,
+            )
+            if layer.cell is not None:
+                segment.states[index][-1:] = states
+                segment.next_projected[index] = own
+            kept.append(tuple(segment.in_slots(part, span.num_cached) for part in pair))
+            found.layers[index + 1].append(hidden)
+            found.maps[index] += weights
+        if numbers.stop == len(self.layers):
+            found.layers[-1][-1] = self.norm(hidden)
+
+    def _before(self, segment: BlockSegment, kept: list[KeysValues], layer: int, start: int) -> KeysValues:
         """Keys and values of the block before `start`, and of what the cache holds of block `start` itself."""
         width = self.config.window_size
         if start:
-            return tuple(part[:, :, -width:] for part in kept[layer][-1]), None
-        if segment.kept is None:
-            shape = (segment.inputs.shape[0], self.config.num_attention_heads, width, self.config.head_dim)
-            zeros = segment.inputs.new_zeros(shape)
-            return (zeros, zeros), None
-        previous = tuple(part[:, :, width : 2 * width] for part in segment.kept[layer])
-        if not any(segment.places["held"]):
-            return previous, None
-        return previous, tuple(part[:, :, 2 * width :] for part in segment.kept[layer])
+            return tuple(part[:, :, -width:] for part in kept[-1])
+        if segment.kept is not None:
+            return tuple(part[:, :, width:] for part in segment.kept[layer])
+        shape = (segment.inputs.shape[0], self.config.num_attention_heads, width, self.config.head_dim)
+        zeros = segment.inputs.new_zeros(shape)
+        return zeros, zeros
 
 
 class BlockRecurrentForCausalLM(BlockRecurrentPreTrainedModel, RecurrentGeneration, GenerationMixin):

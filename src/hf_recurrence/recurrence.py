@@ -36,19 +36,27 @@ def pool_attention(tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return (scores.softmax(1).unsqueeze(1) @ tokens).squeeze(1)
 
 
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """The vectors of the last axis at length 1, computed in float32 at least."""
-    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    wide = at_least_float32(vectors)
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(vectors.dtype)
 
 
-def relative_buckets(distances: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """T5's bucket of each distance (0 for negative ones): exact up to half of the buckets, then on a log scale."""
+def bucket_table(num_buckets: int, max_distance: int) -> list[int]:
+    """T5's buckets of the distances from 0 to `max_distance`, exact up to half of them, then on a log scale."""
     exact = num_buckets // 2
     step = math.log(max_distance / exact) / (num_buckets - exact)
     far = [exact + int(math.log(distance / exact) / step) for distance in range(exact, max_distance)]
-    table = torch.tensor([*range(exact), *far, num_buckets - 1], device=distances.device)
-    return table.clamp(max=num_buckets - 1)[distances.clamp(0, max_distance)]
+    return [min(bucket, num_buckets - 1) for bucket in [*range(exact), *far, num_buckets - 1]]
+
+
+def relative_buckets(distances: torch.Tensor, table: list[int]) -> torch.Tensor:
+    """The bucket of each distance (of 0 for negative ones, of the last in the table for larger ones)."""
+    return torch.tensor(table, device=distances.device)[distances.clamp(0, len(table) - 1)]
 
 
 def fixed_gate(carried: torch.Tensor, new: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

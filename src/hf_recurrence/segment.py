@@ -156,16 +156,19 @@ def merge_layers(
     merge: Callable[[list[torch.Tensor]], torch.Tensor], windows: list[list[torch.Tensor]]
 ) -> tuple[torch.Tensor, ...]:
     """The outputs of all windows merged, layer by layer."""
-    merged = []
-    for of_layer in zip(*windows, strict=True):
-        merged.append(merge(list(of_layer)))
-        if merged[-1].requires_grad and not torch.compiler.is_compiling():
-            follow_gradient(merged[-1], of_layer, merge)
-    return tuple(merged)
+    return tuple(merge_layer(merge, list(of_layer)) for of_layer in zip(*windows, strict=True))
+
+
+def merge_layer(merge: Callable[[list[torch.Tensor]], torch.Tensor], windows: list[torch.Tensor]) -> torch.Tensor:
+    """The outputs of all windows merged; the gradient of the merged ones can be asked for."""
+    merged = merge(windows)
+    if merged.requires_grad and not torch.compiler.is_compiling():
+        follow_gradient(merged, windows, merge)
+    return merged
 
 
 def follow_gradient(
-    merged: torch.Tensor, windows: tuple[torch.Tensor, ...], merge: Callable[[list[torch.Tensor]], torch.Tensor]
+    merged: torch.Tensor, windows: list[torch.Tensor], merge: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> None:
     """Lets `merged.retain_grad()` collect the gradients of the windows it was merged from, as if it had been used."""
     target = weakref.ref(merged)
