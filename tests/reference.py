@@ -176,23 +176,24 @@ def block_recurrent(
             name = f"model.layers.{layer}"
             reads = layer if layer in states else (c.recurrent_layers[-1] if c.feedback else None)
             normed = [norm(x, p, f"{name}.norm_1", c) for x in xs]
+            *w_queries, w_key, w_value = p[f"{name}.qkv_proj.weight"].split(heads_ * size)
             for u in normed:
-                k = (p[f"{name}.k_proj.weight"] @ u).view(heads_, size)
+                k = (w_key @ u).view(heads_, size)
                 keys[layer].append(torch.stack([unit(h) if c.qk_norm else h for h in k]))
-                values[layer].append((p[f"{name}.v_proj.weight"] @ u).view(heads_, size))
+                values[layer].append((w_value @ u).view(heads_, size))
             new = []
             for i, x, u in zip(block, xs, normed, strict=True):
                 least = 0 if c.attend_to_self else 1
                 seen = [j for j in range(i - least - width + 1, i - least + 1) if j >= -before]
                 parts = []
-                q = (p[f"{name}.q_proj.weight"] @ u).view(heads_, size)
+                q = (w_queries[0] @ u).view(heads_, size)
                 for h in range(heads_):
                     biases = [p[f"{name}.position_bias"][h, bucket(i - j, c)] for j in seen]
                     scale = p[f"{name}.scale"][h] if c.qk_norm else None
                     found = [keys[layer][j + before][h] for j in seen], [values[layer][j + before][h] for j in seen]
                     parts.append(read(q[h], *found, scale, biases, c))
                 if reads is not None:
-                    q = (p[f"{name}.state_q_proj.weight"] @ u).view(heads_, size)
+                    q = (w_queries[1] @ u).view(heads_, size)
                     for h in range(heads_):
                         scale = p[f"{name}.state_scale"][h] if c.qk_norm else None
                         found = [row[h] for row in state_keys[reads]], [row[h] for row in state_values[reads]]

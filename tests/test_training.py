@@ -185,7 +185,7 @@ def test_lora_trains_and_merges(tmp_path) -> None:
 def test_lora_trains_and_merges_in_a_block_recurrent_model(tmp_path) -> None:
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+        task_type="CAUSAL_LM", r=4, target_modules=["qkv_proj", "o_proj"], init_lora_weights=False
     )
     adapted = peft.get_peft_model(block_model(torch.float32).train(), settings)
     ids = random_ids(2, 17)

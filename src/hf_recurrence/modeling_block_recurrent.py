@@ -117,7 +117,6 @@ class StateCell(nn.Module):
         that are read may be known already, `own`. The last is None unless the keys and values of the block and of the
         one before it are given. [B, S, D], [B, H, S, D / H]
         """
-        number = self.num_heads
         initial = self.initial.expand(num_rows, -1, -1)
         if state is None:
             state = initial
@@ -125,20 +124,16 @@ class StateCell(nn.Module):
             state = torch.where(begun[:, None, None], state, initial)
         marked = self.norm(state) + self.ids
         if own is None:
-            own = (
-                prepare_keys(heads(self.k_proj(marked), number), self.self_scale),
-                heads(self.v_proj(marked), number),
-            )
+            own = (self._match(self.k_proj(marked)), heads(self.v_proj(marked), self.num_heads))
         if key is None:
             return state, own, None
         scales = (
             None if scale is None else scale.abs()[:, None, None] for scale in (self.self_scale, self.token_scale)
         )
-        self_scale, token_scale = scales
-        query = prepare_queries(heads(self.self_q_proj(marked), number), self_scale)
-        of_states, _ = attend(query, *own, None, None, 0.0, False)
-        query = prepare_queries(heads(self.token_q_proj(marked), number), token_scale)
-        of_tokens, _ = attend(query, key, value, None, visible, 0.0, False)
+        queries = (self._match(self.self_q_proj(marked)), self._match(self.token_q_proj(marked)))
+        of_self, of_token = (scale_queries(query, scale) for query, scale in zip(queries, scales, strict=True))
+        of_states, _ = attend(of_self, *own, None, None, 0.0, False)
+        of_tokens, _ = attend(of_token, key, value, None, visible, 0.0, False)
         read = torch.cat([of_states, of_tokens], 1).transpose(1, 2).flatten(2)
         after = state if self.attention_gate is None else self.attention_gate(state, read)
         if self.mlp_gate is not None:
@@ -146,19 +141,19 @@ class StateCell(nn.Module):
             after = self.mlp_gate(after, self.act(self.up_proj(inputs)))
         return state, own, after
 
+    def _match(self, projections: torch.Tensor) -> torch.Tensor:
+        """Queries or keys, at length 1 where they have a learned scale. [B, S, H * D] -> [B, H, S, D]"""
+        split = heads(projections, self.num_heads)
+        return split if self.self_scale is None else unit_length(split)
+
 
 def make_scale(config: BlockRecurrentConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.ones(config.num_attention_heads)) if config.qk_norm else None
 
 
-def prepare_queries(query: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def scale_queries(query: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Queries [B, H, T, D] whose products with keys are the logits, at a learned scale [H, 1, 1] or at a fixed one."""
-    return query * query.shape[-1] ** -0.5 if scale is None else unit_length(query) * scale
-
-
-def prepare_keys(key: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Keys [B, H, T, D] for such queries."""
-    return key if scale is None else unit_length(key)
+    return query * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 class BlockRecurrentLayer(GradientCheckpointingLayer):
@@ -166,14 +161,14 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: BlockRecurrentConfig, layer_idx: int) -> None:
         super().__init__()
-        self.num_heads, self.attention_dropout = config.num_attention_heads, config.attention_dropout
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.attention_dropout = config.attention_dropout
         size, inner = config.hidden_size, config.num_attention_heads * config.head_dim
         self.cell = StateCell(config) if layer_idx in config.recurrent_layers else None
         reads = self.cell is not None or config.feedback
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
-        self.q_proj, self.k_proj = ScaledLinear(size, inner), ScaledLinear(size, inner)
-        self.v_proj = ScaledLinear(size, inner)
-        self.state_q_proj = ScaledLinear(size, inner) if reads else None
+        # rows: queries of tokens, those of states if these are read, keys, values
+        self.qkv_proj = ScaledLinear(size, (4 if reads else 3) * inner)
         self.o_proj = ScaledLinear(2 * inner if reads else inner, size)
         self.scale = make_scale(config)
         self.state_scale = make_scale(config) if reads else None
@@ -205,10 +200,11 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         """
         number = self.num_heads
         normed = self.drop(self.norm_1(hidden_states))
+        projections = heads(self.qkv_proj(normed), self.qkv_proj.out_features // self.head_dim)
+        matched, value = projections.split([projections.shape[1] - number, number], 1)
         scale = None if self.scale is None else self.scale.abs()[:, None, None]
-        query = prepare_queries(heads(self.q_proj(normed), number), scale)
-        key = prepare_keys(heads(self.k_proj(normed), number), self.scale)
-        value = heads(self.v_proj(normed), number)
+        *queries, key = (matched if scale is None else unit_length(matched)).split(number, 1)
+        query = scale_queries(queries[0], scale)
         keys = span.tile(before[0], key, None if room is None else room[0])
         values = span.tile(before[1], value, None if room is None else room[1])
         output, weights = self._attend_blocks(span.fold(query), keys, values, scale, span, eager)
@@ -236,7 +232,7 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
             if len(read) > 1:
                 state_keys, state_values = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*read, strict=True))
             state_scale = None if self.state_scale is None else self.state_scale.abs()[:, None, None]
-            asked = span.fold(prepare_queries(heads(self.state_q_proj(normed), number), state_scale))
+            asked = span.fold(scale_queries(queries[1], state_scale))
             of_states, _ = attend(asked, state_keys, state_values, None, None, 0.0, False)
             output = torch.cat([output, of_states], 1)
         hidden_states = hidden_states + self.o_proj(span.unfold(output))
