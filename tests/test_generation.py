@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextStreamer, pipeline
 
-from tests.common import random_ids, tiny_model
+from tests.common import MODELS, random_ids, tiny_model
 
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -144,8 +144,9 @@ def test_text_is_streamed_as_it_comes(capsys) -> None:
     assert capsys.readouterr().out.split() == tokenizer.decode(text[0, 6:]).split()
 
 
-def test_the_pipeline_continues_batches() -> None:
-    model, tokenizer = tiny_model(), words()
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_pipeline_continues_batches(kind: str) -> None:
+    model, tokenizer = MODELS[kind](), words()
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
     prompts = ["w1 w2 w3", "w4 w5 w6 w7 w8 w9 w10 w11", "w12"]
     settings = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False, "eos_token_id": None}

@@ -8,7 +8,13 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_recurrence import BlockRecurrentCache, BlockRecurrentConfig, BlockRecurrentForCausalLM, RecurrentCache
+from hf_recurrence import (
+    BlockRecurrentCache,
+    BlockRecurrentConfig,
+    BlockRecurrentForCausalLM,
+    RecurrentCache,
+    attention,
+)
 from hf_recurrence.recurrence import bucket_table, fixed_gate, lstm_gate, relative_buckets
 from tests import reference
 from tests.common import EXACT, assert_same_gradients, block_model, random_ids, read_in_pieces, tiny_model
@@ -144,9 +150,48 @@ def test_a_token_that_sees_nothing_is_finite_in_every_precision() -> None:
         loss.backward()
         assert torch.isfinite(loss)
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-    model = block_model(torch.float32, empty_cache="mask").train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(model(random_ids(2, 9), labels=random_ids(2, 9)).loss)
+    for dtype in (torch.bfloat16, torch.float16):
+        for changes in ({}, {"empty_cache": "mask"}, {"feedback": True, "attention_dropout": 0.1}):
+            model = block_model(torch.float32, **changes).train()
+            ids = random_ids(2, 9)
+            with torch.autocast("cpu", dtype=dtype):
+                loss = model(ids, labels=ids).loss
+            loss.backward()
+            assert torch.isfinite(loss)
+            assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("changes", [{}, {"attend_to_self": True}, {"empty_cache": "mask"}], ids=str)
+def test_bands_of_queries_give_what_whole_tiles_give(changes: dict, monkeypatch) -> None:
+    model, ids = block_model(window_size=7, **changes).train(), random_ids(2, 25)
+
+    def loss(band: int) -> torch.Tensor:
+        monkeypatch.setattr(attention, "BAND", band)
+        return model(ids, labels=ids).loss
+
+    assert_same_gradients(model, lambda: loss(7), lambda: loss(3))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_banded_attention_has_the_gradients_of_its_definition(dropout: float) -> None:
+    query, key, value = (torch.randn(2, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 9, 9))
+    bias = torch.randn(1, 2, 2, 6, dtype=torch.float64, requires_grad=True)
+    ranges = [(0, 2, 1, 7), (2, 4, 3, 9)]
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        return attention.BandedAttention.apply(*inputs, ranges, dropout)
+
+    torch.manual_seed(7)
+    expected = []
+    for first, last, first_key, last_key in ranges:
+        scores = query[:, :, first:last] @ key[:, :, first_key:last_key].transpose(-1, -2) + bias
+        kept = torch.ones_like(scores)
+        if dropout:
+            kept = torch.empty_like(scores, dtype=torch.bool).bernoulli_(1 - dropout).double() / (1 - dropout)
+        expected.append(scores.softmax(-1) * kept @ value[:, :, first_key:last_key])
+    torch.testing.assert_close(run(query, key, value, bias), torch.cat(expected, 2), **EXACT)
+    assert torch.autograd.gradcheck(run, (query, key, value, bias))
 
 
 # -- the state -------------------------------------------------------------------------------------------------------
