@@ -445,13 +445,16 @@ def test_broken_rules_are_named(changes: dict, message: str) -> None:
 
 
 # -- training --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"feedback": True}, {"dropout": 0.2, "attention_dropout": 0.1}], ids=str)
-def test_checkpointing_gives_the_same_gradients(changes: dict) -> None:
+def test_checkpointing_gives_the_same_gradients(changes: dict, reentrant: bool) -> None:
     model = block_model(**changes).train()
     ids = random_ids(2, 14)
 
     def run(checkpointing: bool) -> torch.Tensor:
-        (model.gradient_checkpointing_enable if checkpointing else model.gradient_checkpointing_disable)()
+        model.gradient_checkpointing_disable()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
         if changes.get("dropout"):  # falls on the same places only where blocks are run one by one
             model.model.gradient_checkpointing = True
         torch.manual_seed(5)

@@ -129,14 +129,14 @@ class Span:
         """One block of what is folded. [B * N, ...] -> [B, ...]"""
         return folded if self.num_blocks == 1 else folded.unflatten(0, (-1, self.num_blocks))[:, number]
 
-    def tile(self, before: torch.Tensor, new: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+    def tile(self, before: torch.Tensor, new: torch.Tensor, has_room: bool) -> torch.Tensor:
         """The keys (or values) of every block and what is before it. [B, H, K or T, D] -> [B * N, H, K, D]
 
-        `room` has those before already, and room for those of a piece, which are written into it.
+        Those of a piece may find room in `before`, into which they are then written.
         """
-        if room is not None:
-            room[:, :, room.shape[2] - new.shape[2] :] = new
-            return room
+        if has_room:
+            before[:, :, before.shape[2] - new.shape[2] :] = new
+            return before
         before = before.to(new.dtype)
         if self.num_blocks == 1:
             return torch.cat([before, new], 2)

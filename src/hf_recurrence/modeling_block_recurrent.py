@@ -156,6 +156,14 @@ def scale_queries(query: torch.Tensor, scale: torch.Tensor | None) -> torch.Tens
     return query * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
+def fold_states(keys_values: list[KeysValues]) -> KeysValues:
+    """Keys and values of the states of N blocks, with these in the batch. [B, H, S, D] each -> [B * N, H, S, D]"""
+    if len(keys_values) == 1:
+        return keys_values[0]
+    keys, values = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*keys_values, strict=True))
+    return keys, values
+
+
 class BlockRecurrentLayer(GradientCheckpointingLayer):
     """A layer with sliding attention that may read a state, its own or the one fed back, and may have a cell."""
 
@@ -180,23 +188,26 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        before: KeysValues,
-        room: KeysValues | None,
+        keys_before: torch.Tensor,
+        values_before: torch.Tensor,
         state: torch.Tensor | None,
+        state_keys: torch.Tensor | None,
+        state_values: torch.Tensor | None,
         begun: torch.Tensor | None,
-        shared: list[KeysValues] | None,
-        projected: KeysValues | None,
         span: Span,
         num_updates: int,
+        has_room: bool,
         eager: bool,
-    ) -> tuple[torch.Tensor, KeysValues, KeysValues | None, list[torch.Tensor], list[torch.Tensor]]:
-        """The outputs of a span, its keys and values, those of the last state, the states, and the weights.
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The outputs of a span, its keys, its values, keys and values of the last state, the states, and the weights.
 
-        `before` are the keys and values of the block before and of this one's tokens so far, `room` the same with room
-        for those of the span; `state` enters the first block, in rows that have `begun`; `shared` are the keys and
-        values of states that are fed back, by block, and `projected` those of `state`, where they are known. The keys
-        and values of a piece are those of its block so far. The states are those that enter the first block and that
-        follow the first `num_updates` ones.
+        What comes before are the keys and values of the block before and of this one's tokens so far, which may have
+        room for those of the span. `state` enters the first block, in rows that have `begun`; its keys and values are
+        given where they are known, or in a layer without a cell those of the states that are fed back, of all blocks.
+        The keys and values that come out of a piece are those of its block so far. The states, if there is a cell, are
+        the one that enters the first block and those that follow the first `num_updates` ones.
+
+        All tensors are arguments or outputs of their own, for checkpointing to see them.
         """
         number = self.num_heads
         normed = self.drop(self.norm_1(hidden_states))
@@ -205,32 +216,29 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         scale = None if self.scale is None else self.scale.abs()[:, None, None]
         *queries, key = (matched if scale is None else unit_length(matched)).split(number, 1)
         query = scale_queries(queries[0], scale)
-        keys = span.tile(before[0], key, None if room is None else room[0])
-        values = span.tile(before[1], value, None if room is None else room[1])
+        keys, values = span.tile(keys_before, key, has_room), span.tile(values_before, value, has_room)
         output, weights = self._attend_blocks(span.fold(query), keys, values, scale, span, eager)
         states: list[torch.Tensor] = []
-        read = shared
-        if self.cell is not None:
+        own = (None, None) if state_keys is None else (state_keys, state_values)
+        if self.cell is not None and (state_keys is None or num_updates):
             read = []
             for block in range(span.num_blocks):
-                known, tokens = None if block else projected, (None, None, None)
-                if known is not None and num_updates == 0:
-                    read, states = [known], [state]
-                    break
+                tokens = (None, None, None)
                 if block < num_updates:
                     # contiguous: torch.compile gives wrong results for fused attention to such a view
                     key_value = (span.block(part, block).contiguous() for part in (keys, values))
                     tokens = (*key_value, None if block else span.state_visible)
+                known = None if block or state_keys is None else own
                 state, own, after = self.cell(state, None if block else begun, len(normed), known, *tokens)
                 read.append(own)
                 states += [state] if block == 0 else []
                 if after is not None:
                     state = after
                     states.append(after)
-        if read is not None:
-            state_keys, state_values = read[0]
-            if len(read) > 1:
-                state_keys, state_values = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*read, strict=True))
+            state_keys, state_values = fold_states(read)
+        elif self.cell is not None:
+            states = [state]
+        if state_keys is not None:
             state_scale = None if self.state_scale is None else self.state_scale.abs()[:, None, None]
             asked = span.fold(scale_queries(queries[1], state_scale))
             of_states, _ = attend(asked, state_keys, state_values, None, None, 0.0, False)
@@ -239,8 +247,7 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         inner = self.act(self.up_proj(self.norm_2(hidden_states)))
         if span.num_blocks == 1:
             key, value = keys[:, :, span.width :], values[:, :, span.width :]
-        own = read[-1] if self.cell is not None else None
-        return hidden_states + self.drop(self.down_proj(inner)), (key, value), own, states, weights
+        return hidden_states + self.drop(self.down_proj(inner)), key, value, *own, *states, *weights
 
     def _attend_blocks(
         self,
@@ -654,29 +661,31 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
         if numbers.start == 0:
             found.layers[0].append(hidden)
             found.ranges += [(start + first, start + last) for first, last in span.ranges()]
+        fed_back = fold_states(shared[start:stop]) if shared else (None, None)
+        num_updates = max(0, min(stop, needed) - start)
         for index in numbers:
             layer, kept = self.layers[index], found.keys_values[index]
-            projected = None if start else segment.projected.get(index)
-            if index == numbers.stop - 1 and layer.cell is not None and shared:
-                projected = shared[start]
-            hidden, pair, own, states, weights = layer(
+            known = (None, None) if start else segment.projected.get(index, (None, None))
+            if shared and (layer.cell is None or index == self.config.recurrent_layers[-1]):
+                known = fed_back
+            hidden, key, value, own_keys, own_values, *others = layer(
                 hidden,
-                self._before(segment, kept, index, start) if room is None else room[index],
-                None if room is None else room[index],
+                *(self._before(segment, kept, index, start) if room is None else room[index]),
                 None if layer.cell is None else segment.states[index][-1],
+                *known,
                 None if start else segment.begun,
-                shared[start:stop] if shared else None,
-                projected,
                 span,
-                max(0, min(stop, needed) - start),
+                num_updates,
+                room is not None,
                 segment.eager,
             )
             if layer.cell is not None:
-                segment.states[index][-1:] = states
-                segment.next_projected[index] = own
-            kept.append(tuple(segment.in_slots(part, span.num_cached) for part in pair))
+                segment.states[index][-1:] = others[: num_updates + 1]
+                segment.next_projected[index] = (own_keys, own_values)
+                others = others[num_updates + 1 :]
+            kept.append(tuple(segment.in_slots(part, span.num_cached) for part in (key, value)))
             found.layers[index + 1].append(hidden)
-            found.maps[index] += weights
+            found.maps[index] += others
         if numbers.stop == len(self.layers):
             found.layers[-1][-1] = self.norm(hidden)
 
