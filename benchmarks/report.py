@@ -38,6 +38,35 @@ def table() -> str:
         ),
         ("time a token at 20,000 over that at 500", f"{generation['time_at_20000_over_time_at_500']:.2f}"),
     ]
+    block = load("block_recurrent")
+    for name, value in block["training"].items():
+        if value["ratio"] != 1:
+            least = f", FLOPs alone {value['flops_ratio']:.2f}" if "flops_ratio" in value else ""
+            rows.append(
+                (
+                    f"time of a training step over block-recurrent's Slide, 7 layers, 256 wide: {name}{least}",
+                    f"{value['ratio']:.2f}",
+                )
+            )
+    after = block["generation"]["after_a_prompt_of_512"]
+    rows += [
+        (f"block-recurrent's tokens a second after a prompt of 512 over those of {name}", f"{value['ratio']:.2f}")
+        for name, value in after.items()
+        if name != "ours"
+    ]
+    lengths = block["length_times"]
+    rows.append(
+        (
+            f"block-recurrent's time a token of a training step at {' / '.join(lengths)} tokens",
+            " / ".join(f"{value['ratio_a_token']:.2f}" for value in lengths.values()),
+        )
+    )
+    rows.append(
+        (
+            "block-recurrent's peak memory of such a step",
+            " / ".join(f"{value['peak_mb']:.0f}" for value in block["length_memory"].values()) + " MB",
+        )
+    )
     copied = load("copy_distance")
     for distance, value in copied.items():
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
