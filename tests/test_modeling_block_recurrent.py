@@ -14,8 +14,9 @@ from hf_recurrence import (
     BlockRecurrentForCausalLM,
     RecurrentCache,
     attention,
+    modeling_block_recurrent,
 )
-from hf_recurrence.recurrence import bucket_table, fixed_gate, lstm_gate, relative_buckets
+from hf_recurrence.recurrence import bucket_table, fixed_gate, lstm_gate, normalise, relative_buckets
 from tests import reference
 from tests.common import EXACT, assert_same_gradients, block_model, random_ids, read_in_pieces, tiny_model
 
@@ -481,3 +482,52 @@ def test_the_loss_makes_no_logits_of_all_positions() -> None:
     torch.testing.assert_close(out.loss, expected, **EXACT)
     assert out.logits is None
     assert max(sizes) <= 4
+
+
+def test_a_long_text_is_read_in_runs_that_give_the_same(monkeypatch) -> None:
+    for changes in ({}, {"feedback": True}, {"empty_cache": "mask"}):
+        model, ids = block_model(**changes), random_ids(2, 47)
+        for length in (40, 47):
+            with torch.no_grad():
+                whole = model(ids[:, :length], use_cache=True)
+                monkeypatch.setattr(modeling_block_recurrent, "RUN", 8)
+                runs = model(ids[:, :length], use_cache=True)
+                following = [model(ids[:, :9], past_key_values=out.past_key_values).logits for out in (whole, runs)]
+                monkeypatch.undo()
+            torch.testing.assert_close(runs.logits, whole.logits, **EXACT)
+            torch.testing.assert_close(*following, **EXACT)
+        model.train()
+
+        def loss(run: int, model=model, ids=ids) -> torch.Tensor:
+            monkeypatch.setattr(modeling_block_recurrent, "RUN", run)
+            return model(ids, labels=ids).loss
+
+        assert_same_gradients(model, lambda loss=loss: loss(4096), lambda loss=loss: loss(8))
+        monkeypatch.undo()
+
+
+def test_reading_keeps_keys_values_and_states_of_the_last_blocks_only(monkeypatch) -> None:
+    monkeypatch.setattr(modeling_block_recurrent, "RUN", 4)
+    kept = []
+    store = modeling_block_recurrent.BlockSegment.store
+
+    def look(segment: Any, cache: Any, found: Any) -> None:
+        tokens = [sum(pair[0].shape[2] for pair in layer) for layer in found.keys_values]
+        kept.append((max(tokens), max(map(len, segment.states.values()))))
+        store(segment, cache, found)
+
+    monkeypatch.setattr(modeling_block_recurrent.BlockSegment, "store", look)
+    with torch.no_grad():
+        for length in (40, 400):
+            block_model()(random_ids(1, length), use_cache=True)
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_normalisation_has_the_gradients_of_its_definition(dtype: torch.dtype) -> None:
+    vectors = torch.randn(3, 5, dtype=dtype, requires_grad=True)
+    for count in (1, 5):
+        if dtype == torch.float64:
+            assert torch.autograd.gradcheck(lambda x, count=count: normalise(x, count, 1e-6), vectors)
+        plain = vectors.float() / ((vectors.float() ** 2).sum(-1, keepdim=True) / count + 1e-6).sqrt()
+        torch.testing.assert_close(normalise(vectors, count, 1e-6), plain.to(dtype))

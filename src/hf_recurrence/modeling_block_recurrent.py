@@ -24,9 +24,13 @@ from .attention import Span, attend, attend_tiles, heads
 from .cache_recurrent import BlockRecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
 from .losses import head_loss, logits_and_loss, number_of_items
-from .recurrence import at_least_float32, bucket_table, fixed_gate, lstm_gate, unit_length
+from .recurrence import bucket_table, fixed_gate, lstm_gate, normalise, unit_length
 from .segment import KeysValues, RecurrentGeneration, check_inputs, make_targets, merge_layer, real_columns
 from .windowing import Rows, full_windows, gather_columns
+
+
+# Tokens of a row that are run together: what is longer is read in such runs, in the memory of one.
+RUN = 4096
 
 
 class BlockRecurrentRMSNorm(nn.Module):
@@ -37,9 +41,7 @@ class BlockRecurrentRMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        wide = at_least_float32(hidden_states)
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(hidden_states.dtype) * self.weight
+        return normalise(hidden_states, hidden_states.shape[-1], self.eps) * self.weight
 
 
 class ScaledLinear(nn.Linear):
@@ -358,6 +360,7 @@ class BlockSegment:
         # The states' keys and values are kept in decoding only: in training, weights change and gradients flow.
         self.grad = torch.is_grad_enabled()
         self.room = self._room(cache, held[0]) if full and self.rows.aligned and not restarted else None
+        self.forgets = self.rows.aligned and mask is None and not self.grad
         self.projected = cache.projected if full and not self.grad and not restarted else {}
         self.next_projected: dict[int, KeysValues] = {}
         # the states that entered the block before and enter the one under way, by layer; None without a cache
@@ -398,7 +401,7 @@ class BlockSegment:
         """The first and last block, exclusive, of each run: a piece of the block under way, then whole blocks."""
         last = len(self.rows.windows)
         first = 1 if any(self.places["held"]) or not self.rows.aligned else 0
-        step = max(last - first, 1) if together else 1
+        step = max(RUN // self.width, 1) if together else 1
         runs = [(0, 1)] if first else []
         return runs + [(start, min(start + step, last)) for start in range(first, last, step)]
 
@@ -476,8 +479,8 @@ class BlockSegment:
         return places.masked_fill((grid < 0) & ~begun, -1)
 
     @torch.no_grad()
-    def store(self, cache: BlockRecurrentCache, keys_values: list[list[KeysValues]]) -> None:
-        """Puts where every row stands now into the cache; `keys_values` hold those of the grid, run by run."""
+    def store(self, cache: BlockRecurrentCache, outputs: "LayerOutputs") -> None:
+        """Puts where every row stands now into the cache."""
         rows, width, device = self.rows, self.width, self.inputs.device
         held = [total - full * width for total, full in zip(rows.totals, self.full, strict=True)]
         places = {
@@ -499,7 +502,7 @@ class BlockSegment:
         start = torch.tensor(self.full, device=device)[:, None] * width
         grid = start + torch.arange(3 * width, device=device)  # of two blocks before, and room for a whole one
         pairs = []
-        for layer, found in enumerate(keys_values):
+        for layer, found in enumerate(outputs.keys_values):
             pair = []
             for part in (0, 1):
                 new = torch.cat([run[part] for run in found], 2) if len(found) > 1 else found[0][part]
@@ -507,7 +510,8 @@ class BlockSegment:
                 old = self.kept[layer][part][:, :, : 2 * width].to(new.dtype) if self.kept else new.new_zeros(shape)
                 if uniform:
                     whole = torch.cat([old, new, torch.zeros_like(old)], 2)
-                    whole = whole[:, :, self.full[0] * width : (self.full[0] + 3) * width].contiguous()
+                    first = self.full[0] * width - outputs.dropped[layer]
+                    whole = whole[:, :, first : first + 3 * width].contiguous()
                 else:
                     whole = torch.cat([old, new], 2)
                     where = grid.clamp(max=whole.shape[2] - 1)[:, None, :, None]
@@ -523,6 +527,9 @@ class BlockSegment:
         for layer, states in self.states.items():
             before = torch.zeros_like(states[1]) if states[0] is None else states[0]
             stacked = torch.stack([before, *states[1:]], 1).detach()
+            if self.forgets:
+                tensors[f"states.{layer}"] = stacked
+                continue
             which = torch.tensor(self.full, device=stacked.device)[:, None] + torch.arange(2, device=stacked.device)
             tensors[f"states.{layer}"] = stacked[torch.arange(len(self.full), device=stacked.device)[:, None], which]
         cache.store(num_columns, places, tensors, pairs, projected)
@@ -539,7 +546,9 @@ class LayerOutputs:
     `ranges` are the first and last blocks, exclusive, that the weights are of.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, keeps_layers: bool) -> None:
+        self.keeps_layers = keeps_layers  # or only the outputs of the last
+        self.dropped = [0] * num_layers  # tokens whose keys and values no cache needs, the first ones
         self.layers: list[list[torch.Tensor]] = [[] for _ in range(num_layers + 1)]
         self.keys_values: list[list[KeysValues]] = [[] for _ in range(num_layers)]
         self.maps: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
@@ -608,7 +617,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
         # feeds it back), nor where memory is to be that of one block.
         apart = (self.gradient_checkpointing and self.training) or (config.feedback and output_attentions)
         turn = config.recurrent_layers[-1] + 1 if config.feedback else 0
-        found = LayerOutputs(len(self.layers))
+        found = LayerOutputs(len(self.layers), bool(output_hidden_states or turn))
         shared: list[KeysValues] = []
         for start, stop in segment.spans(together=False) if turn else []:
             hidden, span = segment.span(start, stop)
@@ -633,7 +642,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
             hidden_states = hidden_states + torch.stack([(0 * part).sum() for part in unread]).sum()
         if use_cache:
             past_key_values = BlockRecurrentCache(config) if past_key_values is None else past_key_values
-            segment.store(past_key_values, found.keys_values)
+            segment.store(past_key_values, found)
         merge_maps = partial(segment.merge_attentions, ranges=found.ranges)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
@@ -682,9 +691,15 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel):
             if layer.cell is not None:
                 segment.states[index][-1:] = others[: num_updates + 1]
                 segment.next_projected[index] = (own_keys, own_values)
+                if segment.forgets:
+                    del segment.states[index][:-2]
                 others = others[num_updates + 1 :]
             kept.append(tuple(segment.in_slots(part, span.num_cached) for part in (key, value)))
+            while segment.forgets and sum(pair[0].shape[2] for pair in kept[1:]) >= 3 * segment.width:
+                found.dropped[index] += kept.pop(0)[0].shape[2]
             found.layers[index + 1].append(hidden)
+            if not found.keeps_layers:
+                found.layers[index].clear()
             found.maps[index] += others
         if numbers.stop == len(self.layers):
             found.layers[-1][-1] = self.norm(hidden)

@@ -40,10 +40,43 @@ def at_least_float32(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """The vectors of the last axis at length 1, computed in float32 at least."""
+class Normalisation(torch.autograd.Function):
+    """x / sqrt(sum(x * x) / count + eps) over the last axis; keeps what it returns, not what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+        output, shrink = normalised(vectors, count, eps)
+        ctx.save_for_backward(output, shrink)
+        ctx.count = count
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        output, shrink = ctx.saved_tensors
+        wide, along = at_least_float32(gradient), at_least_float32(output)
+        share = (wide * along).sum(-1, keepdim=True) / ctx.count
+        return ((wide - along * share) * shrink).to(gradient.dtype), None, None
+
+
+def normalised(vectors: torch.Tensor, count: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The vectors of the last axis at a root of the sum of squares / count of 1, and what they were multiplied by."""
     wide = at_least_float32(vectors)
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(vectors.dtype)
+    squares = wide.square().sum(-1, keepdim=True)
+    shrink = torch.rsqrt((squares if count == 1 else squares / count) + eps)
+    return (wide * shrink).to(vectors.dtype), shrink
+
+
+def normalise(vectors: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+    """The vectors of the last axis at a root of the sum of squares / count of 1, computed in float32 at least."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return Normalisation.apply(vectors, count, eps)
+    return normalised(vectors, count, eps)[0]
+
+
+def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """The vectors of the last axis at length 1."""
+    return normalise(vectors, 1, eps)
 
 
 def bucket_table(num_buckets: int, max_distance: int) -> list[int]:
