@@ -41,7 +41,7 @@ class BlockRecurrentRMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return normalise(hidden_states, hidden_states.shape[-1], self.eps) * self.weight
+        return normalise(hidden_states, True, self.eps) * self.weight
 
 
 class ScaledLinear(nn.Linear):

@@ -41,13 +41,13 @@ def at_least_float32(values: torch.Tensor) -> torch.Tensor:
 
 
 class Normalisation(torch.autograd.Function):
-    """x / sqrt(sum(x * x) / count + eps) over the last axis; keeps what it returns, not what it was given."""
+    """`normalised` vectors with their gradient; keeps what it returns, not what it was given."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-        output, shrink = normalised(vectors, count, eps)
+    def forward(ctx: Any, vectors: torch.Tensor, mean: bool, eps: float) -> torch.Tensor:
+        output, shrink = normalised(vectors, mean, eps)
         ctx.save_for_backward(output, shrink)
-        ctx.count = count
+        ctx.mean = mean
         return output
 
     @staticmethod
@@ -55,28 +55,31 @@ class Normalisation(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         output, shrink = ctx.saved_tensors
         wide, along = at_least_float32(gradient), at_least_float32(output)
-        share = (wide * along).sum(-1, keepdim=True) / ctx.count
+        share = mean_or_sum(wide * along, ctx.mean)
         return ((wide - along * share) * shrink).to(gradient.dtype), None, None
 
 
-def normalised(vectors: torch.Tensor, count: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The vectors of the last axis at a root of the sum of squares / count of 1, and what they were multiplied by."""
+def mean_or_sum(values: torch.Tensor, mean: bool) -> torch.Tensor:
+    return values.mean(-1, keepdim=True) if mean else values.sum(-1, keepdim=True)
+
+
+def normalised(vectors: torch.Tensor, mean: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The vectors of the last axis at a mean, or a sum, of squares of 1, and what they were multiplied by."""
     wide = at_least_float32(vectors)
-    squares = wide.square().sum(-1, keepdim=True)
-    shrink = torch.rsqrt((squares if count == 1 else squares / count) + eps)
+    shrink = torch.rsqrt(mean_or_sum(wide.square(), mean) + eps)
     return (wide * shrink).to(vectors.dtype), shrink
 
 
-def normalise(vectors: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-    """The vectors of the last axis at a root of the sum of squares / count of 1, computed in float32 at least."""
+def normalise(vectors: torch.Tensor, mean: bool, eps: float) -> torch.Tensor:
+    """The vectors of the last axis at a mean, or a sum, of squares of 1, computed in float32 at least."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return Normalisation.apply(vectors, count, eps)
-    return normalised(vectors, count, eps)[0]
+        return Normalisation.apply(vectors, mean, eps)
+    return normalised(vectors, mean, eps)[0]
 
 
 def unit_length(vectors: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """The vectors of the last axis at length 1."""
-    return normalise(vectors, 1, eps)
+    return normalise(vectors, False, eps)
 
 
 def bucket_table(num_buckets: int, max_distance: int) -> list[int]:
