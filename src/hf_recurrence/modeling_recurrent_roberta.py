@@ -161,7 +161,7 @@ class RecurrentRobertaEncoder(nn.Module):
         has_state: torch.Tensor | None,
         output_attentions: bool,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The inputs and the outputs of all layers, and their attention to the window.
+        """The inputs and the outputs of all layers, and their attention to the state (where it is given) and window.
 
         `mask` [B, W] and `has_state` [B] say what may be seen of the window and of the state; None is all.
         """
@@ -179,7 +179,7 @@ class RecurrentRobertaEncoder(nn.Module):
             hidden_states, weights = layer(hidden_states, state if inserted else None, visible, output_attentions)
             layers.append(hidden_states)
             if output_attentions:
-                attentions.append(weights[..., weights.shape[-1] - hidden_states.shape[1] :])
+                attentions.append(weights)
         return layers, attentions
 
 
@@ -343,7 +343,7 @@ class RecurrentRobertaModel(RecurrentRobertaPreTrainedModel):
         has_state: torch.Tensor | None,
         output_attentions: bool,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The embeddings and the outputs of all layers, each [B, W, D], and their attention, [B, heads, W, W]."""
+        """The embeddings and the outputs of all layers, each [B, W, D], and their attention, [B, heads, W, keys]."""
         hidden = self.embeddings(tokens, token_type_ids, mask)
         visible = None if mask is None else mask | ~mask.any(1, keepdim=True)  # a row without tokens is not used
         return self.encoder(hidden, state, visible, has_state, output_attentions)

@@ -255,9 +255,12 @@ class Windows:
         return merged if self.mask is None else merged * self.mask.unsqueeze(-1).to(merged.dtype)
 
     def merge_attentions(self, maps: list[torch.Tensor]) -> torch.Tensor:
-        """The windows' maps, [B, heads, W, W], over all columns, [B, heads, T, T]; or stacked, [B, N, heads, W, W]."""
+        """The windows' maps, [B, heads, W, keys], over all columns, [B, heads, T, T]; or stacked, [B, N, heads, W, W].
+
+        The keys of the state stand in no column and are left out.
+        """
         if self.rows is None:
-            return torch.stack(maps, 1)
+            return torch.stack([of_window[..., of_window.shape[-1] - of_window.shape[-2] :] for of_window in maps], 1)
         columns = torch.arange(self.rows.num_new, device=maps[0].device).expand(maps[0].shape[0], -1)
         aligned, heads = self.align(columns), maps[0].shape[1]
         spread = [
