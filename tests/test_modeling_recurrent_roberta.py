@@ -104,7 +104,6 @@ def test_the_state_matters() -> None:
     ids, other = random_ids(1, 15), random_ids(1, 15)
     other[:, 5:] = ids[:, 5:]
     difference = (model(ids).start_logits - model(other).start_logits).abs()[0]
-    assert (difference[:5] == 0).all()
     assert (difference[5:] > 1e-7).all()  # float64: rounding is far below
 
 
