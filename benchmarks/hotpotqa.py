@@ -57,7 +57,7 @@ def load(file: Path) -> list[dict[str, Any]]:
     return examples
 
 
-def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: list[str], vocab_size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with RoBERTa's special tokens at RoBERTa's ids."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -65,7 +65,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     core.train_from_iterator(texts, trainer)
     names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special, strict=True))

@@ -130,3 +130,4 @@ def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second:
 # causal language models, and the others
 MODELS: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}
 ENCODERS: dict[str, Callable[..., Any]] = {"recurrent_roberta": roberta_model}
+ALL_MODELS = {**MODELS, **ENCODERS}
