@@ -395,7 +395,8 @@ class RecurrentRobertaModel(RecurrentRobertaPreTrainedModel):
             of_window = windows.pick(tokens, number), None if types is None else windows.pick(types, number)
             layers, attentions = self.run_window(*of_window, mask, state, has_state, output_attentions)
             hidden = layers[-1]
-            last, first = number + 1 == windows.count, hidden[:, 0]
+            last = number + 1 == windows.count
+            first = hidden[:, 0].clone()  # a view would keep the whole window
             if mask is not None:
                 first = hidden.gather(1, mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden.shape[2])).squeeze(
                     1
