@@ -235,6 +235,7 @@ def test_a_token_is_copied_from_the_window_before() -> None:
     assert sum(without[-50:]) / 50 < 2 / NUM_KEYS  # chance is half of that
 
 
+@pytest.mark.slow
 def test_an_encoder_answers_by_a_fact_of_the_window_before() -> None:
     right = fact_task(distance=1, steps=800)
     assert sum(right[-50:]) / 50 > 0.95

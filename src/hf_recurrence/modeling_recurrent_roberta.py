@@ -396,11 +396,8 @@ class RecurrentRobertaModel(RecurrentRobertaPreTrainedModel):
             layers, attentions = self.run_window(*of_window, mask, state, has_state, output_attentions)
             hidden = layers[-1]
             last = number + 1 == windows.count
-            first = hidden[:, 0].clone()  # a view would keep the whole window
-            if mask is not None:
-                first = hidden.gather(1, mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden.shape[2])).squeeze(
-                    1
-                )
+            rows, place = torch.arange(len(hidden), device=hidden.device), 0 if mask is None else mask.long().argmax(1)
+            first = hidden[rows, place]  # a copy: a view would keep the whole window
             if not last or (training and number == 0):
                 visible = None if mask is None else mask | ~mask.any(1, keepdim=True)
                 after = self.recurrence(self.recurrence.token_vectors(layers[1:]), visible)
