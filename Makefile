@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test compat style benchmarks clean
+.PHONY: test slow compat style benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,9 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY)  ## the tests, two minutes on two cores once it is set up
 	$(BIN)/python -m pytest -n 2
+
+slow: $(READY)  ## the tests that take longer
+	$(BIN)/python -m pytest -m slow
 
 compat: $(READY)  ## published checkpoints under every supported transformers
 	$(BIN)/python -m tests.compat
@@ -27,6 +30,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.generation
 	$(BIN)/python -W ignore -m benchmarks.copy_distance
 	$(BIN)/python -W ignore -m benchmarks.block_recurrent
+	$(BIN)/python -W ignore -m benchmarks.recurrent_roberta
 	$(BIN)/python -m benchmarks.report
 
 clean:

@@ -72,7 +72,31 @@ def table() -> str:
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
         share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
         rows.append((f"copy task over {distance} windows of 8, answers right after 1500 steps, a seed each", share))
+    rows += encoder_rows()
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
+
+
+def encoder_rows() -> list[tuple[str, str]]:
+    """The rows of RecurrentRoberta, of what has been measured."""
+    rows = []
+    if (RESULTS / "recurrent_roberta.json").exists():
+        found = load("recurrent_roberta")
+        growth = found["mb_a_window"]["window_checkpointing_5_to_60"]
+        rows += [
+            (
+                "RecurrentRoberta: peak memory of a training step, 60 windows over 5",
+                f"{found['peak_60_over_peak_5']:.4f}",
+            ),
+            ("the same, a further window", f"{growth:.3f} MB"),
+        ]
+        for name, value in found["task"].items():
+            last = ", ".join(f"{curve[-1]:.0%}" for curve in value["accuracy_of_every_100_steps"].values())
+            rows.append((f"a fact of an earlier window asked for ({name}), answers right, a seed each", last))
+    if (RESULTS / "hotpotqa.json").exists():
+        for arm, scores in load("hotpotqa")["summary"].items():
+            f1, exact = (f"{scores[name]['mean']:.2f} ± {scores[name]['standard_deviation']:.2f}" for name in scores)
+            rows.append((f"HotpotQA, a small RoBERTa from scratch, {arm}: F1, exact match", f"{f1}, {exact}"))
+    return rows
 
 
 def with_table(text: str) -> str:

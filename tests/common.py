@@ -10,6 +10,8 @@ from hf_recurrence import (
     BlockRecurrentForCausalLM,
     RecurrentGPT2Config,
     RecurrentGPT2LMHeadModel,
+    RecurrentRobertaConfig,
+    RecurrentRobertaForQuestionAnswering,
 )
 
 
@@ -68,6 +70,30 @@ def block_model(dtype: torch.dtype = torch.float64, **changes: Any) -> BlockRecu
     return BlockRecurrentForCausalLM(BlockRecurrentConfig(**{**settings, **changes})).to(dtype).eval()
 
 
+def roberta_model(dtype: torch.dtype = torch.float64, **changes: Any) -> RecurrentRobertaForQuestionAnswering:
+    """A small model without dropout, its weights large enough for windows and tokens to matter."""
+    torch.manual_seed(1)
+    settings = {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+        "max_position_embeddings": 18,
+        "type_vocab_size": 2,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.2,
+        "recurrence_hidden_size": 12,
+        "window_size": 5,
+    }
+    model = RecurrentRobertaForQuestionAnswering(RecurrentRobertaConfig(**{**settings, **changes}))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("mix.logits", "recurrence.key", ".bias")):
+            torch.nn.init.normal_(parameter)
+    return model.to(dtype).eval()
+
+
 def random_ids(*shape: int, vocab_size: int = 61) -> torch.Tensor:
     return torch.randint(3, vocab_size, shape)
 
@@ -101,4 +127,7 @@ def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second:
         )
 
 
+# causal language models, and the others
 MODELS: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}
+ENCODERS: dict[str, Callable[..., Any]] = {"recurrent_roberta": roberta_model}
+ALL_MODELS = {**MODELS, **ENCODERS}

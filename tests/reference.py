@@ -10,6 +10,10 @@ def gelu_new(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
 def layer_norm(x: torch.Tensor, p: dict[str, torch.Tensor], name: str, eps: float) -> torch.Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
@@ -49,9 +53,10 @@ def block(x: torch.Tensor, extra: torch.Tensor | None, p: dict[str, torch.Tensor
     return x + inner @ p[f"{name}.mlp.c_proj.weight"] + p[f"{name}.mlp.c_proj.bias"]
 
 
-def hand_on(layers: list[torch.Tensor], p: dict[str, torch.Tensor], c: Any) -> torch.Tensor:
-    """What a full window gives to the next, [S, D], from the outputs of its layers."""
-    name = "transformer.recurrence"
+def hand_on(
+    layers: list[torch.Tensor], p: dict[str, torch.Tensor], c: Any, name: str = "transformer.recurrence"
+) -> torch.Tensor:
+    """What a window gives to the next, [S, D], from the outputs of its layers."""
     if c.pooling_layers == "last":
         tokens = layers[-1]
     else:
@@ -61,16 +66,16 @@ def hand_on(layers: list[torch.Tensor], p: dict[str, torch.Tensor], c: Any) -> t
     if c.pooling == "mean":
         z = sum(tokens) / len(tokens)
     elif c.pooling == "max":
-        z = torch.stack([tokens[:, d].max() for d in range(c.n_embd)])
+        z = torch.stack([tokens[:, d].max() for d in range(c.hidden_size)])
     else:
-        scores = torch.exp(tokens @ p[f"{name}.key"] / math.sqrt(c.n_embd))
+        scores = torch.exp(tokens @ p[f"{name}.key"] / math.sqrt(c.hidden_size))
         z = sum(scores[i] * tokens[i] for i in range(len(tokens))) / scores.sum()
-    activation = {"gelu_new": gelu_new, "relu": torch.relu}[c.recurrence_activation]
+    activation = {"gelu_new": gelu_new, "gelu": gelu, "relu": torch.relu}[c.recurrence_activation]
     for i in range(c.recurrence_num_hidden_layers):
         z = activation(p[f"{name}.layers.{i}.weight"] @ z + p[f"{name}.layers.{i}.bias"])
     last = c.recurrence_num_hidden_layers
     z = p[f"{name}.layers.{last}.weight"] @ z + p[f"{name}.layers.{last}.bias"]
-    return z.view(c.num_recurrent_embeddings, c.n_embd)
+    return z.view(c.num_recurrent_embeddings, c.hidden_size)
 
 
 def recurrent_gpt2(p: dict[str, torch.Tensor], c: Any, ids: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -91,6 +96,69 @@ def recurrent_gpt2(p: dict[str, torch.Tensor], c: Any, ids: list[int]) -> tuple[
         if stop - start == c.window_size:
             states.append(hand_on(layers, p, c))
     return torch.stack(logits), states
+
+
+def linear(x: torch.Tensor, p: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def roberta_layer(
+    x: torch.Tensor, extra: torch.Tensor | None, p: dict[str, torch.Tensor], layer: int, c: Any
+) -> torch.Tensor:
+    """One layer of RoBERTa on a window [w, D], with further inputs `extra` [S, D] that are keys and values only."""
+    name, size = f"roberta.encoder.layer.{layer}", c.hidden_size // c.num_attention_heads
+    sources = x if extra is None else torch.cat([extra, x])
+    q = linear(x, p, f"{name}.attention.self.query")
+    k, v = (linear(sources, p, f"{name}.attention.self.{part}") for part in ("key", "value"))
+    rows = []
+    for i in range(len(x)):
+        parts = []
+        for h in range(c.num_attention_heads):
+            a, b = h * size, (h + 1) * size
+            scores = torch.stack([(q[i, a:b] * key[a:b]).sum() / math.sqrt(size) for key in k])
+            weights = torch.exp(scores - scores.max())
+            weights = weights / weights.sum()
+            parts.append(sum(weight * value[a:b] for weight, value in zip(weights, v, strict=True)))
+        rows.append(torch.cat(parts))
+    x = x + linear(torch.stack(rows), p, f"{name}.attention.output.dense")
+    x = layer_norm(x, p, f"{name}.attention.output.LayerNorm", c.layer_norm_eps)
+    inner = gelu(linear(x, p, f"{name}.intermediate.dense"))
+    return layer_norm(x + linear(inner, p, f"{name}.output.dense"), p, f"{name}.output.LayerNorm", c.layer_norm_eps)
+
+
+def recurrent_roberta(
+    p: dict[str, torch.Tensor], c: Any, windows: list[list[int]]
+) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+    """Start and end scores [w, 2] of each window, class scores, and the hidden states [w, D] of each window."""
+    state, hidden, name = None, [], "roberta.embeddings"
+    for ids in windows:
+        rows = []
+        for place, token in enumerate(ids):
+            position = p[f"{name}.position_embeddings.weight"][c.pad_token_id + 1 + place]
+            rows.append(
+                p[f"{name}.word_embeddings.weight"][token] + p[f"{name}.token_type_embeddings.weight"][0] + position
+            )
+        x = layer_norm(torch.stack(rows), p, f"{name}.LayerNorm", c.layer_norm_eps)
+        layers = []
+        for layer in range(c.num_hidden_layers):
+            inserted = state is not None and c.insertion_layer in ("all", layer)
+            x = roberta_layer(x, state if inserted else None, p, layer, c)
+            layers.append(x)
+        hidden.append(x)
+        state = hand_on(layers, p, c, "roberta.recurrence")
+    largest = torch.stack([max(x[0, d] for x in hidden) for d in range(c.hidden_size)])
+    return [linear(x, p, "qa_outputs") for x in hidden], linear(largest, p, "class_outputs"), hidden
+
+
+def answer_loss(
+    scores: list[torch.Tensor], classes: torch.Tensor, start: tuple[int, int], end: tuple[int, int], kind: int
+) -> torch.Tensor:
+    """The loss of one example whose answer is of class `kind` and, if that is 0, lies from `start` to `end`."""
+    loss = torch.logsumexp(classes, 0) - classes[kind]
+    if kind == 0:
+        for column, (window, token) in enumerate((start, end)):
+            loss = loss + torch.logsumexp(torch.cat(scores)[:, column], 0) - scores[window][token, column]
+    return loss
 
 
 def cross_entropy(logits: torch.Tensor, targets: list[int]) -> torch.Tensor:

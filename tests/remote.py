@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.common import block_model, random_ids, tiny_model
+from tests.common import block_model, random_ids, roberta_model, tiny_model
 
 
 GREEDY = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -18,6 +18,8 @@ GREEDY = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_t
 
 def save_with_inputs(folder: Path, kind: str = "recurrent_gpt2") -> dict[str, torch.Tensor]:
     """Saves a small model and inputs for it; what it gives here comes back."""
+    if kind == "recurrent_roberta":
+        return save_encoder(folder)
     model = block_model(torch.float32)
     if kind == "recurrent_gpt2":
         model = tiny_model(torch.float32, overlap=2, pooling="attention")
@@ -39,6 +41,24 @@ def save_with_inputs(folder: Path, kind: str = "recurrent_gpt2") -> dict[str, to
             "lookup": model.generate(ids[:1], **{**GREEDY, "eos_token_id": 2}),
         }
     model.train()(ids, labels=ids).loss.backward()
+    return expected | {"gradient": model.get_input_embeddings().weight.grad}
+
+
+def save_encoder(folder: Path) -> dict[str, torch.Tensor]:
+    """The same for question answering."""
+    model = roberta_model(torch.float32, overlap=2, pooling="attention")
+    torch.manual_seed(2)
+    ids, mask = random_ids(2, 13), torch.ones(2, 13, dtype=torch.long)
+    mask[1, :4] = 0
+    answer = {"start_positions": torch.tensor([5, 6]), "end_positions": torch.tensor([7, 11])}
+    model.save_pretrained(folder)
+    save_file({"ids": ids, "mask": mask, **answer}, folder / "inputs.st")
+    with torch.no_grad():
+        outputs = model(ids, attention_mask=mask, **answer)
+        expected = {name: outputs[name] for name in ("loss", "start_logits", "end_logits", "class_logits")}
+        expected["hidden"] = model.base_model(ids, attention_mask=mask).last_hidden_state
+        expected["cut"] = model(ids[:, None, :5]).start_logits
+    model.train()(ids, attention_mask=mask, **answer).loss.backward()
     return expected | {"gradient": model.get_input_embeddings().weight.grad}
 
 

@@ -5,6 +5,7 @@
 
 import json
 import sys
+from typing import Any
 
 
 sys.modules["hf_recurrence"] = None  # an import of it fails from here on
@@ -12,16 +13,39 @@ sys.modules["hf_recurrence"] = None  # an import of it fails from here on
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
 
 
 def main(folder: str, out: str) -> None:
     inputs = load_file(f"{folder}/inputs.st")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    head = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    answers = "AutoModelForQuestionAnswering" in config.auto_map
+    auto = AutoModelForQuestionAnswering if answers else AutoModelForCausalLM
+    head = auto.from_pretrained(folder, trust_remote_code=True).eval()
     base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
     for part in (config, head, base):
         assert type(part).__module__.startswith("transformers_modules."), type(part).__module__
+    results = answer(head, base, inputs) if answers else generate(head, base, inputs, out)
+    save_file({name: tensor.contiguous() for name, tensor in results.items()}, out)
+    print(json.dumps({"transformers": transformers.__version__, "config": config.to_dict()}, default=str))
+
+
+def answer(head: Any, base: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a model for question answering gives."""
+    ids, mask = inputs.pop("ids"), inputs.pop("mask")
+    with torch.no_grad():
+        outputs = head(ids, attention_mask=mask, **inputs)
+        results = {name: outputs[name] for name in ("loss", "start_logits", "end_logits", "class_logits")}
+        results["hidden"] = base(ids, attention_mask=mask).last_hidden_state
+        results["cut"] = head(ids[:, None, :5]).start_logits
+    head.train()
+    head.gradient_checkpointing_enable()
+    head(ids, attention_mask=mask, **inputs).loss.backward()
+    return results | {"gradient": head.get_input_embeddings().weight.grad}
+
+
+def generate(head: Any, base: Any, inputs: dict[str, torch.Tensor], out: str) -> dict[str, torch.Tensor]:
+    """What a causal language model gives."""
     greedy = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     ids, mask = inputs["ids"], inputs["mask"]
     with torch.no_grad():
@@ -43,9 +67,7 @@ def main(folder: str, out: str) -> None:
     head.train()
     head.gradient_checkpointing_enable()
     head(ids, labels=ids).loss.backward()
-    results["gradient"] = head.get_input_embeddings().weight.grad
-    save_file({name: tensor.contiguous() for name, tensor in results.items()}, out)
-    print(json.dumps({"transformers": transformers.__version__, "config": config.to_dict()}, default=str))
+    return results | {"gradient": head.get_input_embeddings().weight.grad}
 
 
 if __name__ == "__main__":

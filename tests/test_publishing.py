@@ -10,26 +10,28 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hf_recurrence
-from tests.common import MODELS, tiny_config
+from tests.common import ALL_MODELS, MODELS, tiny_config
 from tests.remote import compare, load_elsewhere, save_with_inputs
 
 
 PACKAGE = Path(hf_recurrence.__file__).parent
 SHARED = ["cache_recurrent.py", "losses.py", "recurrence.py", "segment.py", "windowing.py"]
-SHIPPED = {kind: [*SHARED, f"configuration_{kind}.py", f"modeling_{kind}.py"] for kind in MODELS}
-SHIPPED["block_recurrent"].append("attention.py")
+SHIPPED = {kind: [*SHARED, f"configuration_{kind}.py", f"modeling_{kind}.py"] for kind in ALL_MODELS}
+SHIPPED["block_recurrent"] += ["attention.py"]
+SHIPPED["recurrent_gpt2"] += ["configuration_recurrence.py"]
+SHIPPED["recurrent_roberta"] += ["answering.py", "configuration_recurrence.py"]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ALL_MODELS)
 def test_a_folder_loads_as_remote_code_and_gives_the_same(kind: str, tmp_path) -> None:
     folder = tmp_path / "model"
     expected = save_with_inputs(folder, kind)
-    assert sorted(file.name for file in folder.iterdir()) == sorted(
-        [*SHIPPED[kind], "config.json", "generation_config.json", "inputs.st", "model.safetensors"]
-    )
+    others = ["config.json", "inputs.st", "model.safetensors"] + ["generation_config.json"] * (kind in MODELS)
+    assert sorted(file.name for file in folder.iterdir()) == sorted([*SHIPPED[kind], *others])
     facts, found = load_elsewhere(folder, tmp_path / "out.safetensors")
     compare(found, expected)
-    assert set(facts["config"]["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    head = "AutoModelForCausalLM" if kind in MODELS else "AutoModelForQuestionAnswering"
+    assert set(facts["config"]["auto_map"]) == {"AutoConfig", "AutoModel", head}
 
 
 def test_a_base_model_or_a_config_alone_carry_all_of_the_code(tmp_path) -> None:

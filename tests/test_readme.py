@@ -1,14 +1,18 @@
 """Every snippet of the README runs, and its figures are those of the files."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.hotpotqa import train_tokenizer
 from benchmarks.report import with_table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+
+from tests.test_question_answering import HOTPOT
 
 
 README = Path(__file__).parent.parent / "README.md"
@@ -35,10 +39,21 @@ def make_gpt2(folder: Path, text: str) -> None:
     GPT2LMHeadModel(config).save_pretrained(folder)
 
 
+def make_roberta(folder: Path, text: str) -> None:
+    """A folder as the Hub's "roberta-base" has it, but small."""
+    tokenizer = train_tokenizer([text], vocab_size=300)
+    tokenizer.save_pretrained(folder)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = RobertaConfig(**shape, vocab_size=300, max_position_embeddings=514, type_vocab_size=1)
+    RobertaForMaskedLM(config).save_pretrained(folder)
+
+
 def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
     make_gpt2(tmp_path / "gpt2", text)
+    make_roberta(tmp_path / "roberta-base", text)
+    (tmp_path / "hotpot_train.json").write_text(json.dumps([HOTPOT, {**HOTPOT, "_id": "two", "answer": "no"}]))
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert {language for language, _ in blocks} == {"python"}

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.copy_distance import NUM_KEYS, copy_task, remember_task
+from benchmarks.recurrent_roberta import NUM_KEYS as NUM_CHOICES
+from benchmarks.recurrent_roberta import fact_task
 from transformers import Trainer, TrainingArguments
 
 from hf_recurrence import RecurrentGPT2LMHeadModel
-from tests.common import MODELS, block_model, random_ids, read_in_pieces, tiny_model
+from tests.common import ALL_MODELS, MODELS, block_model, random_ids, read_in_pieces, roberta_model, tiny_model
 
 
 def rows(count: int = 8, length: int = 17) -> list[dict]:
@@ -130,7 +132,7 @@ def launch(kind: str, folder: Path, processes: int, length: int, rows_per_proces
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ALL_MODELS)
 @pytest.mark.parametrize("length", [4, 17])  # a batch of one window leaves the recurrence out of the loss
 def test_two_processes_train_as_one_with_twice_the_batch(length: int, kind: str, tmp_path) -> None:
     two, one = launch(kind, tmp_path, 2, length, 2), launch(kind, tmp_path, 1, length, 4)
@@ -195,6 +197,28 @@ def test_lora_trains_and_merges_in_a_block_recurrent_model(tmp_path) -> None:
     torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, expected)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_trains_and_merges_in_an_encoder(checkpointing: bool) -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(
+        task_type="QUESTION_ANS",
+        r=4,
+        target_modules=["query", "value"],
+        modules_to_save=["recurrence", "class_outputs"],
+        init_lora_weights=False,
+    )
+    adapted = peft.get_peft_model(roberta_model(torch.float32).train(), settings)
+    if checkpointing:
+        adapted.gradient_checkpointing_enable()
+    ids, position = random_ids(2, 17), torch.tensor([3, 9])
+    adapted(input_ids=ids, start_positions=position, end_positions=position).loss.backward()
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    assert all(p.grad is not None for p in trained.values())
+    assert any("recurrence.modules_to_save" in name for name in trained)
+    expected = adapted.eval()(input_ids=ids).start_logits
+    torch.testing.assert_close(adapted.merge_and_unload()(ids).start_logits, expected)
+
+
 @pytest.mark.parametrize("gate", ["fixed", "lstm"])
 def test_a_key_is_remembered_for_more_blocks_than_attention_reaches(gate: str) -> None:
     """Two layers of windows of 8 reach 16 tokens back; the key stands 24 before the question."""
@@ -209,3 +233,11 @@ def test_a_token_is_copied_from_the_window_before() -> None:
     assert sum(right[-50:]) / 50 > 0.95
     without = copy_task(distance=1, steps=150, recurrent=False)
     assert sum(without[-50:]) / 50 < 2 / NUM_KEYS  # chance is half of that
+
+
+@pytest.mark.slow
+def test_an_encoder_answers_by_a_fact_of_the_window_before() -> None:
+    right = fact_task(distance=1, steps=800)
+    assert sum(right[-50:]) / 50 > 0.95
+    without = fact_task(distance=1, steps=150, recurrent=False)
+    assert sum(without[-50:]) / 50 < 2 / NUM_CHOICES  # chance is half of that

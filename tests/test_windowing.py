@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_recurrence.windowing import Documents, Rows, compact_order, full_windows, next_labels, plan_windows
+from hf_recurrence.windowing import Documents, Rows, Windows, compact_order, full_windows, next_labels, plan_windows
 
 
 def test_the_papers_example() -> None:
@@ -118,3 +118,20 @@ def test_packed_documents_come_apart_and_together() -> None:
     values = torch.arange(1, 13).view(2, 6)
     assert documents.unpack(values).tolist() == [[2, 3, 0, 0], [4, 6, 0, 0], [7, 8, 9, 10]]
     assert torch.equal(documents.pack(documents.unpack(values.unsqueeze(-1))).squeeze(-1), values * mask)
+
+
+@pytest.mark.parametrize(("window_size", "overlap"), [(5, 0), (5, 2), (4, 3), (1, 0)])
+def test_windows_of_a_padded_row_are_those_of_its_tokens(window_size: int, overlap: int) -> None:
+    lengths, width = (0, 1, 4, 5, 6, 11, 14), 14
+    mask = torch.stack([torch.arange(width) >= width - length for length in lengths])
+    ids = torch.arange(len(lengths) * width).view(len(lengths), width)
+    windows = Windows(window_size, overlap, ids.shape, ids.device, mask)
+    aligned = windows.align(ids)
+    for row, length in enumerate(lengths):
+        tokens, plan = ids[row, width - length :], plan_windows(length, window_size, overlap)
+        assert windows.existing[row].tolist() == [number < len(plan) for number in range(windows.count)]
+        for number, window in enumerate(plan):
+            real = windows.tokens(number)[row]
+            assert windows.pick(aligned, number)[row][real].tolist() == tokens[window.start : window.stop].tolist()
+    outputs = [windows.pick(aligned, number).unsqueeze(-1) for number in range(windows.count)]
+    assert torch.equal(windows.merge(outputs).squeeze(-1), ids * mask)

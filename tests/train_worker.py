@@ -7,15 +7,18 @@ import sys
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tests.common import MODELS
+from tests.common import ALL_MODELS, ENCODERS
 
 
 def main(kind: str, out: str, length: int, rows_per_process: int) -> None:
-    model = MODELS[kind](torch.float64).train()
+    model = ALL_MODELS[kind](torch.float64).train()
     generator = torch.Generator().manual_seed(0)
     rows = [{"input_ids": torch.randint(3, 61, (length,), generator=generator)} for _ in range(16)]
     for row in rows:
-        row["labels"] = row["input_ids"]
+        if kind in ENCODERS:
+            row |= {"start_positions": 1, "end_positions": length - 1}
+        else:
+            row["labels"] = row["input_ids"]
     arguments = TrainingArguments(
         f"{out}.folder",
         max_steps=4,

@@ -3,14 +3,16 @@
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .cache_recurrent import BlockRecurrentCache, RecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
+from .configuration_recurrent_roberta import RecurrentRobertaConfig
 from .modeling_block_recurrent import BlockRecurrentForCausalLM, BlockRecurrentModel
 from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Model
+from .modeling_recurrent_roberta import RecurrentRobertaForQuestionAnswering, RecurrentRobertaModel
 
 
 __version__ = "0.1.0"
@@ -19,6 +21,10 @@ __version__ = "0.1.0"
 MODELS: dict[Any, dict[Any, Any]] = {
     BlockRecurrentConfig: {AutoModel: BlockRecurrentModel, AutoModelForCausalLM: BlockRecurrentForCausalLM},
     RecurrentGPT2Config: {AutoModel: RecurrentGPT2Model, AutoModelForCausalLM: RecurrentGPT2LMHeadModel},
+    RecurrentRobertaConfig: {
+        AutoModel: RecurrentRobertaModel,
+        AutoModelForQuestionAnswering: RecurrentRobertaForQuestionAnswering,
+    },
 }
 
 for _config, _models in MODELS.items():
@@ -27,8 +33,9 @@ for _config, _models in MODELS.items():
     for _auto, _model in _models.items():
         _auto.register(_config, _model)
         _model.register_for_auto_class(_auto.__name__)
-    # Trainer's label smoothing shifts the labels of causal models, which it knows by these names only.
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _models[AutoModelForCausalLM].__name__
+    if AutoModelForCausalLM in _models:
+        # Trainer's label smoothing shifts the labels of causal models, which it knows by these names only.
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _models[AutoModelForCausalLM].__name__
 
 __all__ = [
     "BlockRecurrentCache",
@@ -39,5 +46,8 @@ __all__ = [
     "RecurrentGPT2Config",
     "RecurrentGPT2LMHeadModel",
     "RecurrentGPT2Model",
+    "RecurrentRobertaConfig",
+    "RecurrentRobertaForQuestionAnswering",
+    "RecurrentRobertaModel",
     "__version__",
 ]

@@ -4,31 +4,12 @@
 from typing import Any
 
 from transformers import GPT2Config
-from transformers.activations import ACT2FN
 
+from .configuration_recurrence import RECURRENCE_FIELDS, check_window_recurrence, converted
 
-POOLINGS = ("mean", "max", "attention")
-POOLING_LAYERS = ("weighted", "last")
 
 # The fields that the rules of `check_recurrence` read, and that `from_pretrained` may be asked to change.
-CHECKED_FIELDS = (
-    "window_size",
-    "overlap",
-    "insertion_layer",
-    "pooling",
-    "pooling_layers",
-    "recurrence_hidden_size",
-    "recurrence_num_hidden_layers",
-    "recurrence_activation",
-    "num_recurrent_embeddings",
-    "n_positions",
-    "n_layer",
-    "add_cross_attention",
-)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+CHECKED_FIELDS = (*RECURRENCE_FIELDS, "n_positions", "n_layer", "add_cross_attention")
 
 
 class RecurrentGPT2Config(GPT2Config):
@@ -98,38 +79,7 @@ class RecurrentGPT2Config(GPT2Config):
 
     def check_recurrence(self) -> None:
         """Raises a `ValueError` that names the field, the rule and the value for the first rule that is broken."""
-        for name, least in (
-            ("window_size", 1),
-            ("overlap", 0),
-            ("recurrence_hidden_size", 1),
-            ("recurrence_num_hidden_layers", 0),
-            ("num_recurrent_embeddings", 1),
-        ):
-            value = getattr(self, name)
-            if not _is_int(value) or value < least:
-                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
-        if self.window_size > self.n_positions:
-            raise ValueError(
-                f"`window_size` must be at most `n_positions` ({self.n_positions}), the positions that the model "
-                f"knows, got {self.window_size}."
-            )
-        if self.overlap >= self.window_size:
-            raise ValueError(f"`overlap` must be smaller than `window_size` ({self.window_size}), got {self.overlap}.")
-        layer: Any = self.insertion_layer
-        if layer != "all" and not (_is_int(layer) and 0 <= layer < self.n_layer):
-            raise ValueError(
-                f"`insertion_layer` must be 'all' or a layer counted from 0, at most {self.n_layer - 1} "
-                f"(`n_layer` is {self.n_layer}), got {layer!r}."
-            )
-        for name, choices in (
-            ("pooling", POOLINGS),
-            ("pooling_layers", POOLING_LAYERS),
-            ("recurrence_activation", tuple(ACT2FN)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
-        if self.add_cross_attention:
-            raise ValueError("`add_cross_attention` must be False: windows have no encoder to attend to, got True.")
+        check_window_recurrence(self, self.n_positions, "`n_positions`", "n_layer")
 
     @classmethod
     def get_config_dict(
@@ -137,15 +87,7 @@ class RecurrentGPT2Config(GPT2Config):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The stored fields; those of a plain GPT-2 become ours, any other type of model is refused."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        found = config_dict.get("model_type")
-        if found == "gpt2":
-            config_dict = {**config_dict, "model_type": cls.model_type, "architectures": None}
-        elif found != cls.model_type:
-            raise ValueError(
-                f"`pretrained_model_name_or_path` must be a checkpoint of type '{cls.model_type}' or 'gpt2', got "
-                f"{str(pretrained_model_name_or_path)!r} of type {found!r}."
-            )
-        return config_dict, kwargs
+        return converted(config_dict, pretrained_model_name_or_path, cls.model_type, "gpt2"), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -134,6 +134,28 @@ class RandomState:
         set_device_states(self.devices, self.states, device_type=self.device_type)
 
 
+def add_gradients(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]],
+    state: torch.Tensor | None,
+    inputs: tuple[torch.Tensor, ...],
+    gradients: list[torch.Tensor | None],
+) -> torch.Tensor | None:
+    """The gradient of the state, from a window's outputs and their gradients; those of `inputs` are added in place."""
+    pairs = [(output, seed) for output, seed in pairs if output.requires_grad]
+    if not pairs:
+        return None
+    wanted = [*inputs, *([] if state is None else [state])]
+    outputs, seeds = zip(*pairs, strict=True)
+    found = list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
+    state_gradient = found.pop() if state is not None else None
+    for index, gradient in enumerate(found):
+        if gradient is not None and gradients[index] is None:
+            gradients[index] = gradient.to_dense()
+        elif gradient is not None:
+            gradients[index].add_(gradient)
+    return state_gradient
+
+
 class TwoPassLoss(torch.autograd.Function):
     """The sum of the windows' losses; holds one window's activations at a time, and only the states of all.
 
@@ -176,18 +198,7 @@ class TwoPassLoss(torch.autograd.Function):
             pairs = [(loss, torch.ones_like(loss))]
             if state_gradient is not None:
                 pairs.append((next_state, state_gradient))
-            pairs = [(output, seed) for output, seed in pairs if output.requires_grad]
-            state_gradient = None
-            if pairs:
-                wanted = [*inputs, *([] if state is None else [state])]
-                outputs, seeds = zip(*pairs, strict=True)
-                found = list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
-                state_gradient = found.pop() if state is not None else None
-                for index, gradient in enumerate(found):
-                    if gradient is not None and gradients[index] is None:
-                        gradients[index] = gradient.to_dense()
-                    elif gradient is not None:
-                        gradients[index].add_(gradient)
+            state_gradient = add_gradients(pairs, state, inputs, gradients)
             del loss, next_state, pairs
         after.restore()
         ctx.gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
@@ -197,3 +208,57 @@ class TwoPassLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, None, None, None, None, *(g.mul_(gradient.to(g.dtype)) for g in take_gradients(ctx))
+
+
+class TwoPassWindows(torch.autograd.Function):
+    """The outputs of all windows, one after the other; holds one window's activations at a time, and all states.
+
+    For losses over all windows at once. The windows are run without gradient; `backward` runs them again from the
+    last to the first, and chains the gradient of the state.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[[int, torch.Tensor | None], tuple[tuple[torch.Tensor, ...], torch.Tensor | None]],
+        num_windows: int,
+        device: torch.device,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """`run(number, state)` gives the outputs of a window and the state after it."""
+        states: list[torch.Tensor | None] = [None]
+        outputs, randomness = [], []
+        for number in range(num_windows):
+            randomness.append(RandomState(device))
+            of_window, state = run(number, states[-1])
+            outputs.append(of_window)
+            states.append(state)
+        torch.clear_autocast_cache()  # its copies of the weights were made without gradient
+        ctx.run, ctx.states, ctx.randomness, ctx.inputs, ctx.device = run, states, randomness, inputs, device
+        ctx.autocast = {
+            "enabled": torch.is_autocast_enabled(device.type),
+            "dtype": torch.get_autocast_dtype(device.type),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        ctx.set_materialize_grads(False)
+        return tuple(output for of_window in outputs for output in of_window)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *seeds: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        gradients: list[torch.Tensor | None] = [None] * len(ctx.inputs)
+        state_gradient: torch.Tensor | None = None
+        now, size = RandomState(ctx.device), len(seeds) // len(ctx.randomness)
+        for number, random_state in reversed(list(enumerate(ctx.randomness))):
+            random_state.restore()
+            state = ctx.states[number]
+            state = None if state is None else state.detach().requires_grad_()
+            with torch.enable_grad(), torch.autocast(ctx.device.type, **ctx.autocast):
+                outputs, next_state = ctx.run(number, state)
+            pairs = list(zip(outputs, seeds[number * size : (number + 1) * size], strict=True))
+            pairs.append((next_state, state_gradient))
+            pairs = [(output, seed) for output, seed in pairs if seed is not None]
+            state_gradient = add_gradients(pairs, state, ctx.inputs, gradients)
+            del outputs, next_state, pairs
+        now.restore()
+        return None, None, None, *(torch.zeros_like(x) if g is None else g for x, g in zip(ctx.inputs, gradients))

@@ -33,6 +33,7 @@ from .segment import (
     RecurrentGeneration,
     Segment,
     WindowOutput,
+    check_finite,
     check_inputs,
     document_starts,
     make_targets,
@@ -178,11 +179,7 @@ class RecurrentGPT2PreTrainedModel(GPT2PreTrainedModel):
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """The model of a checkpoint, ours or a plain GPT-2's; one with values that are not finite is refused."""
         loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if kwargs.get("output_loading_info") else loaded
-        for name, parameter in model.named_parameters():
-            if parameter.is_floating_point() and not parameter.is_meta and not torch.isfinite(parameter).all():
-                count = int((~torch.isfinite(parameter)).sum())
-                raise ValueError(f"`{name}` of the checkpoint must be finite, got {count} values of NaN or infinity.")
+        check_finite(loaded[0] if kwargs.get("output_loading_info") else loaded)
         return loaded
 
     def _set_gradient_checkpointing(

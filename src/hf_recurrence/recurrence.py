@@ -20,19 +20,28 @@ def mix_layers(layers: list[torch.Tensor], logits: torch.Tensor) -> torch.Tensor
     return torch.tensordot(weights, torch.stack([layer.to(layers[-1].device) for layer in layers]), dims=1)
 
 
-def pool_mean(tokens: torch.Tensor) -> torch.Tensor:
-    """The mean over the window. [B, W, D] -> [B, D]"""
-    return tokens.mean(1)
+def pool_mean(tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean over the window, or over its tokens in `mask` [B, W], at least one a row. [B, W, D] -> [B, D]"""
+    if mask is None:
+        return tokens.mean(1)
+    return tokens.masked_fill(~mask.unsqueeze(-1), 0).sum(1) / mask.sum(1, keepdim=True).to(tokens.dtype)
 
 
-def pool_max(tokens: torch.Tensor) -> torch.Tensor:
-    """The largest value of each feature over the window. [B, W, D] -> [B, D]"""
+def pool_max(tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The largest value of each feature over the window, or over its tokens in `mask`. [B, W, D] -> [B, D]"""
+    if mask is not None:
+        tokens = tokens.masked_fill(~mask.unsqueeze(-1), torch.finfo(tokens.dtype).min)
     return tokens.amax(1)
 
 
-def pool_attention(tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mean over the window, weighted by softmax(tokens . key / sqrt(D)), key [D]. [B, W, D] -> [B, D]"""
+def pool_attention(tokens: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean over the window, or over its tokens in `mask`, weighted by softmax(tokens . key / sqrt(D)), key [D].
+
+    [B, W, D] -> [B, D]
+    """
     scores = tokens @ key * tokens.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return (scores.softmax(1).unsqueeze(1) @ tokens).squeeze(1)
 
 
@@ -122,7 +131,7 @@ class LayerMix(nn.Module):
 
 
 class WindowRecurrence(GradientCheckpointingLayer):
-    """Makes the embeddings for the next window of the token vectors of a full one: pooling and feed-forward."""
+    """Makes the embeddings for the next window of the token vectors of one: pooling and feed-forward."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -138,12 +147,12 @@ class WindowRecurrence(GradientCheckpointingLayer):
         """One vector a token from the outputs of all layers, the last one after the final norm. [B, W, D]"""
         return layers[-1] if self.mix is None else self.mix(layers)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[B, W, D] -> [B, S, D]"""
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, W, D], of which the tokens in `mask` [B, W] count -> [B, S, D]"""
         if self.key is not None:
-            hidden = pool_attention(tokens, self.key)
+            hidden = pool_attention(tokens, self.key, mask)
         else:
-            hidden = pool_max(tokens) if self.pooling == "max" else pool_mean(tokens)
+            hidden = pool_max(tokens, mask) if self.pooling == "max" else pool_mean(tokens, mask)
         for layer in self.layers[:-1]:
             hidden = self.activation(layer(hidden))
         return self.layers[-1](hidden).unflatten(-1, (self.num_embeddings, -1))

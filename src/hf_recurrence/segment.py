@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .cache_recurrent import RecurrentCache, cache_signature
-from .windowing import Rows, compact_order, full_windows, gather_columns, next_labels
+from .windowing import Rows, compact_order, full_windows, gather_columns, next_labels, spread_maps
 
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -84,6 +84,14 @@ def check_inputs(
     for key, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
         if ids is not None:
             check_ids(key, ids, config.vocab_size)
+
+
+def check_finite(model: torch.nn.Module) -> None:
+    """Raises a `ValueError` if a parameter that was loaded is not finite."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.is_meta and not torch.isfinite(parameter).all():
+            count = int((~torch.isfinite(parameter)).sum())
+            raise ValueError(f"`{name}` of the checkpoint must be finite, got {count} values of NaN or infinity.")
 
 
 def check_reset(reset: torch.Tensor | None, num_rows: int) -> None:
@@ -381,13 +389,8 @@ class Segment:
 
         The keys of the state stand in no column and are left out.
         """
-        spread = []
-        for number, maps in enumerate(windows):
-            places = self._key_columns(number)
-            maps = maps[..., maps.shape[-1] - places.shape[1] :]
-            empty = maps.new_zeros(*maps.shape[:3], self.num_columns + self.rows.num_new)
-            index = places.clamp(0, empty.shape[3] - 1)[:, None, None, :].expand_as(maps)  # weight 0 where outside
-            spread.append(empty.scatter_add(3, index, maps).transpose(1, 2).flatten(2))
+        num_columns = self.num_columns + self.rows.num_new
+        spread = [spread_maps(maps, self._key_columns(number), num_columns) for number, maps in enumerate(windows)]
         return self.merge(spread).unflatten(2, (self.config.num_attention_heads, -1)).transpose(1, 2)
 
     def _key_columns(self, number: int) -> torch.Tensor:

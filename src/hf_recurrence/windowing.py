@@ -206,3 +206,76 @@ class Rows:
         elif self.rank is not None:
             merged = gather_columns(merged, self.rank)
         return merged if self.mask is None else merged * self.mask.unsqueeze(-1).to(merged.dtype)
+
+
+class Windows:
+    """The tokens of one call as windows, each with its pads: cut here from rows [B, T], or given cut, [B, N, W].
+
+    Rows are cut as `Rows` does it, their pads left out; windows that were given keep theirs where they are. Either
+    way, a row has only those windows that hold new tokens of it, and the others change nothing for it.
+    """
+
+    def __init__(
+        self, window_size: int, overlap: int, shape: torch.Size, device: torch.device, mask: torch.Tensor | None
+    ) -> None:
+        self.mask = mask
+        self.rows: Rows | None = None
+        self.lengths: torch.Tensor | None = None  # real tokens of each row, [B, 1]
+        self.existing: torch.Tensor | None = None  # whether a row has the window, [B, N]; None where all have all
+        if len(shape) == 3:
+            self.count = shape[1]
+            self.existing = None if mask is None else mask.any(2)
+            return
+        self.rows = Rows(window_size, overlap, (shape[0], shape[1]), device, mask)
+        self.count = len(self.rows.windows)
+        if mask is not None:
+            self.lengths = mask.sum(1, keepdim=True)
+            self.existing = self.lengths > torch.tensor([window.scored for window in self.rows.windows], device=device)
+
+    def align(self, values: torch.Tensor) -> torch.Tensor:
+        """The values of the inputs, [B, T, ...] or [B, N, W, ...], as `pick` wants them."""
+        return values if self.rows is None else self.rows.align(values)
+
+    def pick(self, aligned: torch.Tensor, number: int) -> torch.Tensor:
+        """The aligned values of window `number`. [B, W, ...]"""
+        return aligned[:, number] if self.rows is None else self.rows.pick(aligned, self.rows.columns(number))
+
+    def tokens(self, number: int) -> torch.Tensor | None:
+        """Which slots of window `number` hold tokens; None where all do. [B, W]"""
+        if self.rows is None or self.lengths is None:
+            return None if self.mask is None else self.mask[:, number]
+        window = self.rows.windows[number]
+        return torch.arange(window.start, window.stop, device=self.lengths.device) < self.lengths
+
+    def merge(self, outputs: list[torch.Tensor]) -> torch.Tensor:
+        """The outputs of all windows, each [B, W, D], at the places of the inputs, with zeros at pads."""
+        if self.rows is not None:
+            return self.rows.merge([self.rows.scored(number, output) for number, output in enumerate(outputs)])
+        merged = torch.stack(outputs, 1)
+        return merged if self.mask is None else merged * self.mask.unsqueeze(-1).to(merged.dtype)
+
+    def merge_attentions(self, maps: list[torch.Tensor]) -> torch.Tensor:
+        """The windows' maps, [B, heads, W, keys], over all columns, [B, heads, T, T]; or stacked, [B, N, heads, W, W].
+
+        The keys of the state stand in no column and are left out.
+        """
+        if self.rows is None:
+            return torch.stack([of_window[..., of_window.shape[-1] - of_window.shape[-2] :] for of_window in maps], 1)
+        columns = torch.arange(self.rows.num_new, device=maps[0].device).expand(maps[0].shape[0], -1)
+        aligned, heads = self.align(columns), maps[0].shape[1]
+        spread = [
+            spread_maps(of_window, self.pick(aligned, number), self.rows.num_new)
+            for number, of_window in enumerate(maps)
+        ]
+        return self.merge(spread).unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def spread_maps(maps: torch.Tensor, places: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """Attention maps [B, heads, W, keys] over all columns, where their keys stand at `places` [B, keys].
+
+    Keys in front of those that have a place, which are the state's, are left out. [B, W, heads * columns]
+    """
+    maps = maps[..., maps.shape[-1] - places.shape[1] :]
+    empty = maps.new_zeros(*maps.shape[:3], num_columns)
+    index = places.clamp(0, num_columns - 1)[:, None, None, :].expand_as(maps)  # weight 0 where outside
+    return empty.scatter_add(3, index, maps).transpose(1, 2).flatten(2)
