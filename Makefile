@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test compat style benchmarks clean
+.PHONY: test slow compat style benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,10 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY)  ## the tests, two minutes on two cores once it is set up
 	$(BIN)/python -m pytest -n 2
+
+slow: $(READY)  ## the tests that need real weights and further packages
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[slow]'
+	$(BIN)/python -m pytest -m slow
 
 compat: $(READY)  ## published checkpoints under every supported transformers
 	$(BIN)/python -m tests.compat

@@ -239,3 +239,53 @@ def next_states(state, marked, own_keys, own_values, keys, values, p, name, c) -
             carried = update(carried, torch.relu(p[f"{cell}.up_proj.weight"] @ inputs), p, f"{cell}.mlp_gate", c)
         rows.append(carried)
     return torch.stack(rows)
+
+
+def swish_rnn(x: torch.Tensor, slope: Any, offset: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """States [T, D] of one row x [T, D] after those of `state` [S, D], S steps at once, and the last S of them."""
+    steps, states = len(state), list(state)
+    for value in x:
+        u = states[-steps] - value
+        states.append(u / (1 + torch.exp(-(slope * u + offset))) + value)
+    return torch.stack([x.new_zeros(x.shape[1]), *states[steps:]])[1:], torch.stack(states[-steps:])
+
+
+def sru(
+    x: torch.Tensor, forget: torch.Tensor, weight: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """States [T, D] of one row, those S steps before each, and the last S of them."""
+    steps, states, before = len(state), list(state), []
+    for value, gate in zip(x, forget, strict=True):
+        before.append(states[-steps])
+        f = 1 / (1 + torch.exp(-(gate + weight * before[-1])))
+        states.append(f * before[-1] + (1 - f) * value)
+    none = x.new_zeros(x.shape[1])
+    return torch.stack([none, *states[steps:]])[1:], torch.stack([none, *before])[1:], torch.stack(states[-steps:])
+
+
+def sru_bert_recurrence(x: torch.Tensor, p: dict[str, torch.Tensor], name: str, c: Any, layer: int) -> torch.Tensor:
+    """What replaces the feed-forward network of a layer, on one row [T, D] without pads, before norm and residual."""
+    name = f"{name}.recurrence"
+    projected = x @ p[f"{name}.in_proj.weight"].T
+    parts = projected.chunk(2 if c.recurrence_cell == "swish" else 3, -1)
+    width = parts[0].shape[-1]
+    halves = {"forward": [(0, width, False)], "alternate": [(0, width, layer % 2 == 1)]}.get(
+        c.recurrence_direction, [(0, width // 2, False), (width // 2, width, True)]
+    )
+    outputs = []
+    for start, stop, backwards in halves:
+        rows = [part[:, start:stop] for part in parts]
+        rows = [row.flip(0) for row in rows] if backwards else rows
+        weights = {
+            key[len(name) + 6 :]: value[start:stop] for key, value in p.items() if key.startswith(f"{name}.cell.")
+        }
+        state = x.new_zeros(c.recurrence_steps, stop - start)
+        if c.recurrence_cell == "swish":
+            states, _ = swish_rnn(rows[0], weights.get("slope", 1), weights.get("offset", 0), state)
+            h = (states + weights["bias"]) * torch.sigmoid(rows[1] + weights["gate_bias"])
+        else:
+            gate = rows[1] + weights["forget_bias"]
+            states, before, _ = sru(rows[0], gate, weights["forget_weight"], state)
+            h = states * torch.sigmoid(rows[2] + weights["reset_weight"] * before + weights["reset_bias"])
+        outputs.append(h.flip(0) if backwards else h)
+    return torch.cat(outputs, -1) @ p[f"{name}.out_proj.weight"].T + p[f"{name}.out_proj.bias"]
