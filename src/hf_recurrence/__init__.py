@@ -3,14 +3,30 @@
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .cache_recurrent import BlockRecurrentCache, RecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
+from .configuration_sru_bert import SRUBertConfig
 from .modeling_block_recurrent import BlockRecurrentForCausalLM, BlockRecurrentModel
 from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Model
+from .modeling_sru_bert import (
+    SRUBertForMaskedLM,
+    SRUBertForQuestionAnswering,
+    SRUBertForSequenceClassification,
+    SRUBertForTokenClassification,
+    SRUBertModel,
+)
 
 
 __version__ = "0.1.0"
@@ -19,6 +35,13 @@ __version__ = "0.1.0"
 MODELS: dict[Any, dict[Any, Any]] = {
     BlockRecurrentConfig: {AutoModel: BlockRecurrentModel, AutoModelForCausalLM: BlockRecurrentForCausalLM},
     RecurrentGPT2Config: {AutoModel: RecurrentGPT2Model, AutoModelForCausalLM: RecurrentGPT2LMHeadModel},
+    SRUBertConfig: {
+        AutoModel: SRUBertModel,
+        AutoModelForMaskedLM: SRUBertForMaskedLM,
+        AutoModelForSequenceClassification: SRUBertForSequenceClassification,
+        AutoModelForTokenClassification: SRUBertForTokenClassification,
+        AutoModelForQuestionAnswering: SRUBertForQuestionAnswering,
+    },
 }
 
 for _config, _models in MODELS.items():
@@ -28,7 +51,8 @@ for _config, _models in MODELS.items():
         _auto.register(_config, _model)
         _model.register_for_auto_class(_auto.__name__)
     # Trainer's label smoothing shifts the labels of causal models, which it knows by these names only.
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _models[AutoModelForCausalLM].__name__
+    if AutoModelForCausalLM in _models:
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _models[AutoModelForCausalLM].__name__
 
 __all__ = [
     "BlockRecurrentCache",
@@ -39,5 +63,11 @@ __all__ = [
     "RecurrentGPT2Config",
     "RecurrentGPT2LMHeadModel",
     "RecurrentGPT2Model",
+    "SRUBertConfig",
+    "SRUBertForMaskedLM",
+    "SRUBertForQuestionAnswering",
+    "SRUBertForSequenceClassification",
+    "SRUBertForTokenClassification",
+    "SRUBertModel",
     "__version__",
 ]

@@ -30,8 +30,9 @@ class SwishScan(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Maybe, ...]:
-        *found, of_slope, of_offset = swish_backward(gradient, *ctx.saved_tensors, ctx.reverse)
-        trained = ctx.saved_tensors[3] is not None
+        tensors = ctx.saved_tensors  # once only: a checkpoint may compute them here
+        *found, of_slope, of_offset = swish_backward(gradient, *tensors, ctx.reverse)
+        trained = tensors[3] is not None
         return *found, of_slope if trained else None, of_offset if trained else None, None
 
 
@@ -100,8 +101,9 @@ def _keep_sru(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _swish_gradients(ctx: Any, gradient: torch.Tensor) -> tuple[Maybe, ...]:
-    *found, of_slope, of_offset = _swish_backward_op(gradient, *ctx.saved_tensors, ctx.reverse)
-    trained = ctx.saved_tensors[3] is not None
+    tensors = ctx.saved_tensors
+    *found, of_slope, of_offset = _swish_backward_op(gradient, *tensors, ctx.reverse)
+    trained = tensors[3] is not None
     return *found, of_slope if trained else None, of_offset if trained else None, None
 
 
