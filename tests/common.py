@@ -10,6 +10,8 @@ from hf_recurrence import (
     BlockRecurrentForCausalLM,
     RecurrentGPT2Config,
     RecurrentGPT2LMHeadModel,
+    SRUBertConfig,
+    SRUBertForMaskedLM,
 )
 
 
@@ -68,6 +70,28 @@ def block_model(dtype: torch.dtype = torch.float64, **changes: Any) -> BlockRecu
     return BlockRecurrentForCausalLM(BlockRecurrentConfig(**{**settings, **changes})).to(dtype).eval()
 
 
+SRU_TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
+
+
+def sru_model(dtype: torch.dtype = torch.float64, head: Any = SRUBertForMaskedLM, **changes: Any) -> Any:
+    """A small model without dropout, its weights large enough for the recurrence to matter."""
+    torch.manual_seed(1)
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    model = head(SRUBertConfig(**{**SRU_TINY, **settings, **changes}))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases, slopes and offsets, which begin at 0 and 1
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model.to(dtype).eval()
+
+
 def random_ids(*shape: int, vocab_size: int = 61) -> torch.Tensor:
     return torch.randint(3, vocab_size, shape)
 
@@ -101,4 +125,5 @@ def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second:
         )
 
 
-MODELS: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}
+CAUSAL: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}
+MODELS: dict[str, Callable[..., Any]] = {**CAUSAL, "sru_bert": sru_model}

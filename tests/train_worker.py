@@ -1,6 +1,7 @@
 """A training run of its own process: `accelerate launch ... -m tests.train_worker MODEL OUT LENGTH ROWS`."""
 
 import json
+import os
 import sys
 
 import torch
@@ -36,9 +37,9 @@ def main(kind: str, out: str, length: int, rows_per_process: int) -> None:
         weights = {name: parameter.sum().item() for name, parameter in model.named_parameters()}
         with open(out, "w") as file:
             json.dump({"losses": losses, "weights": weights, "processes": arguments.world_size}, file)
-    if torch.distributed.is_initialized():  # threads that still talk at the end would abort the process
+    if torch.distributed.is_initialized():
         torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+        os._exit(0)  # gloo's threads may wait for the interpreter that waits for them while it cleans up
 
 
 if __name__ == "__main__":
