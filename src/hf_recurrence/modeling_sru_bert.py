@@ -9,7 +9,7 @@ Axes: B batch, T tokens, S steps, D width, R width of the recurrence, V vocabula
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,9 +29,11 @@ from transformers.utils import can_return_tuple
 from .configuration_sru_bert import SRUBertConfig
 from .losses import number_of_items, sum_of_losses
 from .scan import sru_scan, swish_scan
+from .scan_loops import Maybe
 
 
-State = torch.Tensor | None
+if TYPE_CHECKING:  # transformers 4 copies only the files that this one names
+    from .scan_triton import KERNELS  # noqa: F401
 
 
 class Recurrence(nn.Module):
@@ -47,7 +49,7 @@ class Recurrence(nn.Module):
         self.in_proj = nn.Linear(width, size, bias=False)
         self.out_proj = nn.Linear(size, width)
 
-    def scan(self, run: Callable[..., tuple], inputs: list[torch.Tensor | None], mask: State, state: State) -> tuple:
+    def scan(self, run: Callable[..., tuple], inputs: list[torch.Tensor | None], mask: Maybe, state: Maybe) -> tuple:
         """What `run` gives for the inputs [..., R], a part of the features for each direction, put together again."""
         count = len(self.directions)
         parts = [[None] * count if tensor is None else tensor.chunk(count, -1) for tensor in inputs]
@@ -71,7 +73,7 @@ class SwishRecurrence(Recurrence):
         self.offset = nn.Parameter(torch.zeros(size)) if config.trainable_swish else None
 
     def forward(
-        self, hidden_states: torch.Tensor, mask: State = None, state: State = None
+        self, hidden_states: torch.Tensor, mask: Maybe = None, state: Maybe = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, T, D], a boolean mask of real tokens [B, T], states [B, S, R] -> [B, T, D], [B, S, R]"""
         inputs = [self.in_proj(hidden_states), self.slope, self.offset]
@@ -92,7 +94,7 @@ class SRURecurrence(Recurrence):
         self.reset_weight = nn.Parameter(torch.zeros(size))
 
     def forward(
-        self, hidden_states: torch.Tensor, mask: State = None, state: State = None
+        self, hidden_states: torch.Tensor, mask: Maybe = None, state: Maybe = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, T, D], a boolean mask of real tokens [B, T], states [B, S, R] -> [B, T, D], [B, S, R]"""
         inputs = [self.in_proj(hidden_states), self.forget_proj(hidden_states), self.forget_weight]
