@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from benchmarks.report import with_table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
 
 README = Path(__file__).parent.parent / "README.md"
@@ -35,10 +42,22 @@ def make_gpt2(folder: Path, text: str) -> None:
     GPT2LMHeadModel(config).save_pretrained(folder)
 
 
+def make_bert(folder: Path, text: str) -> None:
+    """A folder as the Hub's "bert-base-uncased" has it, but small."""
+    folder.mkdir()
+    words = sorted(set(text.lower().replace(".", " .").replace(",", " ,").split()))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
+
+
 def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
     make_gpt2(tmp_path / "gpt2", text)
+    make_bert(tmp_path / "bert-base-uncased", text)
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert {language for language, _ in blocks} == {"python"}
