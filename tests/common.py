@@ -12,6 +12,8 @@ from hf_recurrence import (
     RecurrentGPT2LMHeadModel,
     RecurrentRobertaConfig,
     RecurrentRobertaForQuestionAnswering,
+    SRUBertConfig,
+    SRUBertForMaskedLM,
 )
 
 
@@ -94,6 +96,28 @@ def roberta_model(dtype: torch.dtype = torch.float64, **changes: Any) -> Recurre
     return model.to(dtype).eval()
 
 
+SRU_TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
+
+
+def sru_model(dtype: torch.dtype = torch.float64, head: Any = SRUBertForMaskedLM, **changes: Any) -> Any:
+    """A small model without dropout, its weights large enough for the recurrence to matter."""
+    torch.manual_seed(1)
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    model = head(SRUBertConfig(**{**SRU_TINY, **settings, **changes}))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases, slopes and offsets, which begin at 0 and 1
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model.to(dtype).eval()
+
+
 def random_ids(*shape: int, vocab_size: int = 61) -> torch.Tensor:
     return torch.randint(3, vocab_size, shape)
 
@@ -129,5 +153,5 @@ def assert_same_gradients(model: Any, first: Callable[[], torch.Tensor], second:
 
 # causal language models, and the others
 MODELS: dict[str, Callable[..., Any]] = {"recurrent_gpt2": tiny_model, "block_recurrent": block_model}
-ENCODERS: dict[str, Callable[..., Any]] = {"recurrent_roberta": roberta_model}
+ENCODERS: dict[str, Callable[..., Any]] = {"recurrent_roberta": roberta_model, "sru_bert": sru_model}
 ALL_MODELS = {**MODELS, **ENCODERS}

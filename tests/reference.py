@@ -308,3 +308,82 @@ def next_states(state, marked, own_keys, own_values, keys, values, p, name, c) -
             carried = update(carried, torch.relu(p[f"{cell}.up_proj.weight"] @ inputs), p, f"{cell}.mlp_gate", c)
         rows.append(carried)
     return torch.stack(rows)
+
+
+def swish_rnn(x: torch.Tensor, slope: Any, offset: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """States [T, D] of one row x [T, D] after those of `state` [S, D], S steps at once, and the last S of them."""
+    steps, states = len(state), list(state)
+    for value in x:
+        u = states[-steps] - value
+        states.append(u / (1 + torch.exp(-(slope * u + offset))) + value)
+    return torch.stack([x.new_zeros(x.shape[1]), *states[steps:]])[1:], torch.stack(states[-steps:])
+
+
+def sru(
+    x: torch.Tensor, forget: torch.Tensor, weight: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """States [T, D] of one row, those S steps before each, and the last S of them."""
+    steps, states, before = len(state), list(state), []
+    for value, gate in zip(x, forget, strict=True):
+        before.append(states[-steps])
+        f = 1 / (1 + torch.exp(-(gate + weight * before[-1])))
+        states.append(f * before[-1] + (1 - f) * value)
+    none = x.new_zeros(x.shape[1])
+    return torch.stack([none, *states[steps:]])[1:], torch.stack([none, *before])[1:], torch.stack(states[-steps:])
+
+
+def sru_bert_recurrence(x: torch.Tensor, p: dict[str, torch.Tensor], name: str, c: Any, layer: int) -> torch.Tensor:
+    """What replaces the feed-forward network of a layer, on the real tokens of one row [T, D]."""
+    projected = {}
+    for part in ("in", "gate", "forget", "reset"):
+        if f"{name}.{part}_proj.weight" in p:
+            bias = p.get(f"{name}.{part}_proj.bias", 0)
+            projected[part] = x @ p[f"{name}.{part}_proj.weight"].T + bias
+    width = c.recurrence_width
+    halves = [(0, width, c.recurrence_direction == "alternate" and layer % 2 == 1)]
+    if c.recurrence_direction == "bidirectional":
+        halves = [(0, width // 2, False), (width // 2, width, True)]
+    outputs = []
+    for start, stop, backwards in halves:
+        rows = {part: value[:, start:stop] for part, value in projected.items()}
+        rows = {part: value.flip(0) if backwards else value for part, value in rows.items()}
+        own = ("bias", "slope", "offset", "forget_weight", "reset_weight")
+        weights = {key: p[f"{name}.{key}"][start:stop] for key in own if f"{name}.{key}" in p}
+        state = x.new_zeros(c.recurrence_steps, stop - start)
+        if c.recurrence_cell == "swish":
+            states, _ = swish_rnn(rows["in"], weights.get("slope", 1), weights.get("offset", 0), state)
+            h = (states + weights["bias"]) / (1 + torch.exp(-rows["gate"]))
+        else:
+            states, before, _ = sru(rows["in"], rows["forget"], weights["forget_weight"], state)
+            h = states / (1 + torch.exp(-(rows["reset"] + weights["reset_weight"] * before)))
+        outputs.append(h.flip(0) if backwards else h)
+    return torch.cat(outputs, -1) @ p[f"{name}.out_proj.weight"].T + p[f"{name}.out_proj.bias"]
+
+
+def sru_bert(
+    p: dict[str, torch.Tensor], c: Any, ids: list[int], types: list[int], positions: list[int]
+) -> torch.Tensor:
+    """Logits [T, V] of the masked-LM head for the real tokens of one row."""
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    x = p["bert.embeddings.word_embeddings.weight"][ids] + p["bert.embeddings.token_type_embeddings.weight"][types]
+    x = x + p["bert.embeddings.position_embeddings.weight"][positions]
+    x = layer_norm(x, p, "bert.embeddings.LayerNorm", c.layer_norm_eps)
+    size = c.hidden_size // c.num_attention_heads
+    for layer in range(c.num_hidden_layers):
+        name = f"bert.encoder.layer.{layer}"
+        q, k, v = (linear(x, f"{name}.attention.self.{part}") for part in ("query", "key", "value"))
+        heads = []
+        for start in range(0, c.hidden_size, size):
+            part = slice(start, start + size)
+            heads.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(size), -1) @ v[:, part])
+        attended = linear(torch.cat(heads, -1), f"{name}.attention.output.dense") + x
+        attended = layer_norm(attended, p, f"{name}.attention.output.LayerNorm", c.layer_norm_eps)
+        x = attended + sru_bert_recurrence(attended, p, f"{name}.recurrence", c, layer)
+        x = layer_norm(x, p, f"{name}.output.LayerNorm", c.layer_norm_eps)
+    x = linear(x, "cls.predictions.transform.dense")
+    x = 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+    x = layer_norm(x, p, "cls.predictions.transform.LayerNorm", c.layer_norm_eps)
+    return x @ p["bert.embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]

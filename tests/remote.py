@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.common import block_model, random_ids, roberta_model, tiny_model
+from tests.common import MODELS, block_model, random_ids, roberta_model, sru_model, tiny_model
 
 
 GREEDY = {"max_new_tokens": 17, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -21,6 +21,8 @@ def save_with_inputs(folder: Path, kind: str = "recurrent_gpt2") -> dict[str, to
     if kind == "recurrent_roberta":
         return save_encoder(folder)
     model = block_model(torch.float32)
+    if kind == "sru_bert":
+        model = sru_model(torch.float32, recurrence_direction="alternate", recurrence_steps=2)
     if kind == "recurrent_gpt2":
         model = tiny_model(torch.float32, overlap=2, pooling="attention")
     torch.manual_seed(2)
@@ -28,6 +30,15 @@ def save_with_inputs(folder: Path, kind: str = "recurrent_gpt2") -> dict[str, to
     mask[1, :4] = 0
     model.save_pretrained(folder)
     save_file({"ids": ids, "mask": mask}, folder / "inputs.st")
+    if kind not in MODELS:
+        with torch.no_grad():
+            expected = {
+                "logits": model(ids, attention_mask=mask).logits,
+                "hidden": model.base_model(ids, attention_mask=mask).last_hidden_state,
+                "loss": model(ids, labels=ids).loss,
+            }
+        model.train()(ids, attention_mask=mask, labels=ids).loss.backward()
+        return expected | {"gradient": model.get_input_embeddings().weight.grad}
     with torch.no_grad():
         first = model(ids, attention_mask=mask, use_cache=True)
         expected = {

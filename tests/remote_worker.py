@@ -5,6 +5,7 @@
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 
@@ -13,19 +14,28 @@ sys.modules["hf_recurrence"] = None  # an import of it fails from here on
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+)
 
 
 def main(folder: str, out: str) -> None:
     inputs = load_file(f"{folder}/inputs.st")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    answers = "AutoModelForQuestionAnswering" in config.auto_map
-    auto = AutoModelForQuestionAnswering if answers else AutoModelForCausalLM
+    auto, run = AutoModelForQuestionAnswering, answer
+    if "AutoModelForCausalLM" in config.auto_map:
+        auto, run = AutoModelForCausalLM, partial(generate, out=out)
+    elif "AutoModelForMaskedLM" in config.auto_map:
+        auto, run = AutoModelForMaskedLM, fill_masks
     head = auto.from_pretrained(folder, trust_remote_code=True).eval()
     base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
     for part in (config, head, base):
         assert type(part).__module__.startswith("transformers_modules."), type(part).__module__
-    results = answer(head, base, inputs) if answers else generate(head, base, inputs, out)
+    results = run(head, base, inputs)
     save_file({name: tensor.contiguous() for name, tensor in results.items()}, out)
     print(json.dumps({"transformers": transformers.__version__, "config": config.to_dict()}, default=str))
 
@@ -41,6 +51,23 @@ def answer(head: Any, base: Any, inputs: dict[str, torch.Tensor]) -> dict[str, t
     head.train()
     head.gradient_checkpointing_enable()
     head(ids, attention_mask=mask, **inputs).loss.backward()
+    return results | {"gradient": head.get_input_embeddings().weight.grad}
+
+
+def fill_masks(head: Any, base: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a masked language model gives."""
+    ids, mask = inputs["ids"], inputs["mask"]
+    with torch.no_grad():
+        outputs = head(ids, attention_mask=mask, output_hidden_states=True)
+        assert len(outputs.hidden_states) == head.config.num_hidden_layers + 1
+        results = {
+            "logits": outputs.logits,
+            "hidden": base(ids, attention_mask=mask).last_hidden_state,
+            "loss": head(ids, labels=ids).loss,
+        }
+    head.train()
+    head.gradient_checkpointing_enable()
+    head(ids, labels=ids, attention_mask=mask).loss.backward()
     return results | {"gradient": head.get_input_embeddings().weight.grad}
 
 

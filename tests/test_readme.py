@@ -10,7 +10,16 @@ import pytest
 from benchmarks.hotpotqa import train_tokenizer
 from benchmarks.report import with_table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from tests.test_question_answering import HOTPOT
 
@@ -48,12 +57,24 @@ def make_roberta(folder: Path, text: str) -> None:
     RobertaForMaskedLM(config).save_pretrained(folder)
 
 
+def make_bert(folder: Path, text: str) -> None:
+    """A folder as the Hub's "bert-base-uncased" has it, but small."""
+    folder.mkdir()
+    words = sorted(set(text.lower().replace(".", " .").replace(",", " ,").split()))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
+
+
 def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
     make_gpt2(tmp_path / "gpt2", text)
     make_roberta(tmp_path / "roberta-base", text)
     (tmp_path / "hotpot_train.json").write_text(json.dumps([HOTPOT, {**HOTPOT, "_id": "two", "answer": "no"}]))
+    make_bert(tmp_path / "bert-base-uncased", text)
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert {language for language, _ in blocks} == {"python"}

@@ -1,5 +1,6 @@
 """The standard Trainer, unmodified, with all that it is usually asked to do; adapters; several processes."""
 
+import itertools
 import json
 import os
 import socket
@@ -15,7 +16,16 @@ from benchmarks.recurrent_roberta import fact_task
 from transformers import Trainer, TrainingArguments
 
 from hf_recurrence import RecurrentGPT2LMHeadModel
-from tests.common import ALL_MODELS, MODELS, block_model, random_ids, read_in_pieces, roberta_model, tiny_model
+from tests.common import (
+    ALL_MODELS,
+    MODELS,
+    block_model,
+    random_ids,
+    read_in_pieces,
+    roberta_model,
+    sru_model,
+    tiny_model,
+)
 
 
 def rows(count: int = 8, length: int = 17) -> list[dict]:
@@ -40,8 +50,11 @@ def trainer(folder: Path, steps: int, kind: str = "recurrent_gpt2", **changes) -
         "seed": 3,
     }
     dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "overlap": 1}
-    dropout = dropout if kind == "recurrent_gpt2" else {"dropout": 0.1, "attention_dropout": 0.1}
-    model = MODELS[kind](torch.float32, **dropout).train()
+    if kind == "block_recurrent":
+        dropout = {"dropout": 0.1, "attention_dropout": 0.1}
+    elif kind == "sru_bert":
+        dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    model = ALL_MODELS[kind](torch.float32, **dropout).train()
     return Trainer(
         model, TrainingArguments(folder, **{**settings, **changes}), train_dataset=rows(), eval_dataset=rows()
     )
@@ -63,6 +76,8 @@ def losses(run: Trainer) -> list[float]:
         {"neftune_noise_alpha": 5.0, "gradient_checkpointing": True},
         {"kind": "block_recurrent"},
         {"kind": "block_recurrent", "gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 2},
+        {"kind": "sru_bert"},
+        {"kind": "sru_bert", "gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 2},
     ],
     ids=str,
 )
@@ -93,7 +108,8 @@ def test_label_smoothing_is_of_the_next_token(kind: str, tmp_path) -> None:
     torch.testing.assert_close(found, 0.9 * nll - 0.1 * logits.mean(), rtol=1e-4, atol=1e-5)
 
 
-def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["recurrent_gpt2", "sru_bert"])
+def test_accumulated_batches_equal_one_large_batch(kind: str, tmp_path) -> None:
     """Also where the batches have different numbers of targets: the loss is divided by all of them."""
     found = []
     for settings in ({"per_device_train_batch_size": 4}, {"gradient_accumulation_steps": 4}):
@@ -103,7 +119,7 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
             row["labels"] = row["labels"].clone()
             row["labels"][: 4 * number] = -100
         changes = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", **settings}
-        run = trainer(tmp_path, 1, save_strategy="no", max_grad_norm=0.0, optim="sgd", **changes)
+        run = trainer(tmp_path, 1, kind, save_strategy="no", max_grad_norm=0.0, optim="sgd", **changes)
         for module in run.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
@@ -132,9 +148,11 @@ def launch(kind: str, folder: Path, processes: int, length: int, rows_per_proces
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("kind", ALL_MODELS)
-@pytest.mark.parametrize("length", [4, 17])  # a batch of one window leaves the recurrence out of the loss
-def test_two_processes_train_as_one_with_twice_the_batch(length: int, kind: str, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "length"),  # a batch of one window leaves the recurrence between windows out of the loss
+    [*itertools.product([*MODELS, "recurrent_roberta"], [4, 17]), ("sru_bert", 17)],
+)
+def test_two_processes_train_as_one_with_twice_the_batch(kind: str, length: int, tmp_path) -> None:
     two, one = launch(kind, tmp_path, 2, length, 2), launch(kind, tmp_path, 1, length, 4)
     assert (two["processes"], one["processes"]) == (2, 1)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-6)
@@ -217,6 +235,18 @@ def test_lora_trains_and_merges_in_an_encoder(checkpointing: bool) -> None:
     assert any("recurrence.modules_to_save" in name for name in trained)
     expected = adapted.eval()(input_ids=ids).start_logits
     torch.testing.assert_close(adapted.merge_and_unload()(ids).start_logits, expected)
+
+
+@pytest.mark.parametrize("cell", ["swish", "sru"])
+def test_lora_trains_and_merges_in_the_recurrence_of_sru_bert(cell: str) -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=4, target_modules=["query", "in_proj", "out_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(sru_model(torch.float32, recurrence_cell=cell).train(), settings)
+    ids = random_ids(2, 17)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for name, p in adapted.named_parameters() if "lora_" in name)
+    expected = adapted.eval()(input_ids=ids).logits
+    torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("gate", ["fixed", "lstm"])

@@ -3,16 +3,32 @@
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .cache_recurrent import BlockRecurrentCache, RecurrentCache
 from .configuration_block_recurrent import BlockRecurrentConfig
 from .configuration_recurrent_gpt2 import RecurrentGPT2Config
 from .configuration_recurrent_roberta import RecurrentRobertaConfig
+from .configuration_sru_bert import SRUBertConfig
 from .modeling_block_recurrent import BlockRecurrentForCausalLM, BlockRecurrentModel
 from .modeling_recurrent_gpt2 import RecurrentGPT2LMHeadModel, RecurrentGPT2Model
 from .modeling_recurrent_roberta import RecurrentRobertaForQuestionAnswering, RecurrentRobertaModel
+from .modeling_sru_bert import (
+    SRUBertForMaskedLM,
+    SRUBertForQuestionAnswering,
+    SRUBertForSequenceClassification,
+    SRUBertForTokenClassification,
+    SRUBertModel,
+)
 
 
 __version__ = "0.1.0"
@@ -24,6 +40,13 @@ MODELS: dict[Any, dict[Any, Any]] = {
     RecurrentRobertaConfig: {
         AutoModel: RecurrentRobertaModel,
         AutoModelForQuestionAnswering: RecurrentRobertaForQuestionAnswering,
+    },
+    SRUBertConfig: {
+        AutoModel: SRUBertModel,
+        AutoModelForMaskedLM: SRUBertForMaskedLM,
+        AutoModelForSequenceClassification: SRUBertForSequenceClassification,
+        AutoModelForTokenClassification: SRUBertForTokenClassification,
+        AutoModelForQuestionAnswering: SRUBertForQuestionAnswering,
     },
 }
 
@@ -49,5 +72,11 @@ __all__ = [
     "RecurrentRobertaConfig",
     "RecurrentRobertaForQuestionAnswering",
     "RecurrentRobertaModel",
+    "SRUBertConfig",
+    "SRUBertForMaskedLM",
+    "SRUBertForQuestionAnswering",
+    "SRUBertForSequenceClassification",
+    "SRUBertForTokenClassification",
+    "SRUBertModel",
     "__version__",
 ]
