@@ -188,9 +188,14 @@ def run_scan(
     if filling:
         edges = (0, 0, filling, 0) if reverse else (0, 0, 0, filling)
         inputs = [torch.nn.functional.pad(tensor, edges) for tensor in inputs]
-    folded = [tensor.to(dtype).reshape(batch, -1, steps * width) for tensor in inputs]
-    c = core(*folded, state.flatten(1)).view(batch, -1, width)
-    c = c[:, filling:] if reverse else c[:, :length]
+    inputs = [tensor.to(dtype) for tensor in inputs]
+    if steps == 1:  # every view that is left out saves a copy in the backward pass, or a node
+        c = core(*inputs, state[:, 0])
+    else:
+        c = core(*(tensor.reshape(batch, -1, steps * width) for tensor in inputs), state.flatten(1))
+        c = c.view(batch, -1, width)
+    if filling:
+        c = c[:, filling:] if reverse else c[:, :length]
 
     def in_place(states: torch.Tensor) -> torch.Tensor:
         if mask is not None:
