@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test compat style benchmarks clean
+.PHONY: test test-slow compat style benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,9 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY)  ## the tests, two minutes on two cores once it is set up
 	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)  ## the tests that `make test` leaves out: runs that are killed and resumed, large data
+	$(BIN)/python -m pytest -n 2 -m slow
 
 compat: $(READY)  ## published checkpoints under every supported transformers
 	$(BIN)/python -m tests.compat
