@@ -30,6 +30,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.generation
 	$(BIN)/python -W ignore -m benchmarks.copy_distance
 	$(BIN)/python -W ignore -m benchmarks.block_recurrent
+	$(BIN)/python -W ignore -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.report
 
 clean:

@@ -38,6 +38,10 @@ def make_gpt2(folder: Path, text: str) -> None:
 def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
+    for split, sizes in {"train": (9000, 12000, 100), "valid": (3000, 5000)}.items():
+        (tmp_path / "books" / split).mkdir(parents=True)
+        for size in sizes:
+            (tmp_path / "books" / split / f"{size}.txt").write_text(text[:size])
     make_gpt2(tmp_path / "gpt2", text)
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)

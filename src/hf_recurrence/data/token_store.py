@@ -16,8 +16,9 @@ from filelock import FileLock
 
 
 FORMAT = "hf_recurrence.token_store.1"
-# Texts longer than this are tokenised in pieces: a tokenizer needs many times the memory of its text.
-PIECE_CHARACTERS = 1 << 20
+# Texts longer than this are tokenised in pieces: a tokenizer needs many times the memory of its text, and is slower the
+# longer it is.
+PIECE_CHARACTERS = 1 << 16
 # What one shard, and one batch inside it, holds at most of text and tokens, if it is more than one document.
 SHARD_CHARACTERS = 1 << 26
 BATCH_CHARACTERS = 1 << 22
@@ -109,7 +110,7 @@ class TokenStore:
             folder: where the store is, or will be.
             texts: the documents, such as `documents(...)` gives.
             tokenizer: a tokenizer of transformers; None takes the bytes of the text in UTF-8 as its tokens. One that
-                joins words over spaces may cut texts of more than a million characters otherwise than in one go.
+                joins words over spaces may tokenise texts of more than 65,536 characters otherwise than in one go.
         """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -230,7 +231,7 @@ def tokenise(texts: list[str], tokenizer: Any) -> list[np.ndarray]:
     size = 0
     for number, parts in enumerate(pieces):
         for part in parts:
-            if group and size + len(part) > 4 * PIECE_CHARACTERS:
+            if group and size + len(part) > BATCH_CHARACTERS:
                 add_tokens(found, group, tokenizer)
                 group, size = [], 0
             group.append((number, part))
