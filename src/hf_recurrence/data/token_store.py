@@ -16,8 +16,8 @@ from filelock import FileLock
 
 
 FORMAT = "hf_recurrence.token_store.1"
-# Texts longer than this are tokenised in pieces: a tokenizer needs many times the memory of its text, and is slower the
-# longer it is.
+# Texts longer than this are tokenised in pieces: a tokenizer needs many times the memory of its text, and is slower
+# the longer it is.
 PIECE_CHARACTERS = 1 << 16
 # What one shard, and one batch inside it, holds at most of text and tokens, if it is more than one document.
 SHARD_CHARACTERS = 1 << 26
