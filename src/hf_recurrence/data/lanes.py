@@ -165,16 +165,22 @@ def cut(lengths: np.ndarray, segment_length: int, max_segments: int | None) -> n
 def collate_lanes(segments: list[LaneSegment]) -> dict[str, torch.Tensor]:
     """The batch of a causal language model: ids, mask, labels [B, T], and `reset` [B], the rows that begin a document.
 
-    `shift_labels` are what the tokens predict. `labels` are the tokens themselves, as everywhere in transformers.
+    `shift_labels` are what the tokens predict. `labels` are the tokens themselves, as everywhere in transformers, and
+    as many as there are targets: that is what Trainer divides by where it does not look at `shift_labels`. For that
+    the first one, which nothing in the row predicts, is left out where a document ends.
     """
     input_ids = torch.from_numpy(np.stack([segment.input_ids for segment in segments]))
     num_tokens = torch.tensor([segment.num_tokens for segment in segments])
     mask = torch.arange(input_ids.shape[1]) < num_tokens[:, None]
+    targets = torch.from_numpy(np.stack([segment.targets for segment in segments]))
+    labels = input_ids.masked_fill(~mask, -100)
+    ends = (targets != -100).sum(1) < num_tokens
+    labels[:, 0] = labels[:, 0].masked_fill(ends, -100)
     return {
         "input_ids": input_ids,
         "attention_mask": mask.long(),
-        "labels": input_ids.masked_fill(~mask, -100),
-        "shift_labels": torch.from_numpy(np.stack([segment.targets for segment in segments])),
+        "labels": labels,
+        "shift_labels": targets,
         "reset": torch.tensor([segment.reset for segment in segments]),
     }
 
