@@ -33,6 +33,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.block_recurrent
 	$(BIN)/python -W ignore -m benchmarks.recurrent_roberta
 	$(BIN)/python -W ignore -m benchmarks.sru_bert
+	$(BIN)/python -W ignore -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.report
 
 clean:

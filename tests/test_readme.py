@@ -71,6 +71,10 @@ def make_bert(folder: Path, text: str) -> None:
 def test_every_snippet_runs(tmp_path) -> None:
     text = "It was the best of times, it was the worst of times. " * 700
     (tmp_path / "book.txt").write_text(text)
+    for split, sizes in {"train": (9000, 12000, 100), "valid": (3000, 5000)}.items():
+        (tmp_path / "books" / split).mkdir(parents=True)
+        for size in sizes:
+            (tmp_path / "books" / split / f"{size}.txt").write_text(text[:size])
     make_gpt2(tmp_path / "gpt2", text)
     make_roberta(tmp_path / "roberta-base", text)
     (tmp_path / "hotpot_train.json").write_text(json.dumps([HOTPOT, {**HOTPOT, "_id": "two", "answer": "no"}]))

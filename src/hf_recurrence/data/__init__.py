@@ -1,6 +1,22 @@
-"""From data sets to what the models take, and back."""
+"""From texts and data sets to what the models take, and back."""
 
+from .documents import documents
+from .lanes import Lanes, LaneSegment, Tokens, collate_lanes
+from .masked_lm import MaskedSegments, masked_lm_collator
 from .question_answering import HotpotQAProcessor, QuestionAnsweringCollator, flat_example
+from .token_store import TokenStore
 
 
-__all__ = ["HotpotQAProcessor", "QuestionAnsweringCollator", "flat_example"]
+__all__ = [
+    "HotpotQAProcessor",
+    "LaneSegment",
+    "Lanes",
+    "MaskedSegments",
+    "QuestionAnsweringCollator",
+    "TokenStore",
+    "Tokens",
+    "collate_lanes",
+    "documents",
+    "flat_example",
+    "masked_lm_collator",
+]
