@@ -81,13 +81,16 @@ def test_every_snippet_runs(tmp_path) -> None:
     make_bert(tmp_path / "bert-base-uncased", text)
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert {language for language, _ in blocks} == {"python"}
-    program = "\n".join(code for _, code in blocks)
+    assert {language for language, _ in blocks} == {"python", "bash"}
+    program = "\n".join(code for language, code in blocks if language == "python")
     without_package = "import sys\nsys.modules['hf_recurrence'] = None\n"
     elsewhere = [without_package + code for _, code in blocks if "trust_remote_code" in code]
     assert len(elsewhere) == 1
-    for script in (program, *elsewhere):
-        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    shell = f'set -e\nhf-recurrence() {{ "{sys.executable}" -m hf_recurrence "$@"; }}\n'
+    shell += "\n".join(code for language, code in blocks if language == "bash")
+    commands = [[sys.executable, "-c", script] for script in (program, *elsewhere)] + [["bash", "-c", shell]]
+    for command in commands:  # in the folder that the python snippets leave
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -1,0 +1,203 @@
+# Copyright 2026 The hf_recurrence authors. Licensed under the Apache License, Version 2.0.
+"""The command line, `hf-recurrence VERB ...`: parsing only; the work of a verb is a function of the package.
+
+Exit codes: 0 done, 1 failed or interrupted, 2 wrong usage.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Verb(NamedTuple):
+    """What a verb says of itself, takes, does and shows; the packages that it works with are imported when it runs."""
+
+    help: str
+    example: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[dict[str, Any]], str]
+
+
+def read_file(path: str) -> str:
+    """The text of a file, or of the standard input for "-"."""
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{path}` must be a text in UTF-8, but has {error.reason} at byte {error.start}.") from error
+
+
+def positive(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {value!r}")
+    return int(value)
+
+
+# read
+
+
+def read_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder or Hub id of a RecurrentGPT2 or BlockRecurrent model")
+    parser.add_argument("text", help="the file to read, - for the standard input")
+    parser.add_argument("--state", required=True, metavar="FILE", help="where to store what has been read")
+    parser.add_argument("--start", metavar="FILE", help="such a file to go on from")
+
+
+def read_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .reading import read_text
+
+    return read_text(arguments.checkpoint, read_file(arguments.text), arguments.state, arguments.start)
+
+
+def read_show(result: dict[str, Any]) -> str:
+    return f"{result['tokens']:,} tokens read; {result['bytes']:,} bytes in {result['state']}"
+
+
+# generate
+
+
+def generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder or Hub id of a RecurrentGPT2 or BlockRecurrent model")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="the text to continue")
+    prompt.add_argument(
+        "--prompt-file", metavar="FILE", help="the same from a file of any length, - for standard input"
+    )
+    parser.add_argument("--state", metavar="FILE", help="what `read` stored: the prompt goes on from there")
+    parser.add_argument("--save-state", metavar="FILE", help="where to store what is known at the end")
+    parser.add_argument("--max-new-tokens", type=positive, default=100, metavar="N", help="at most so many (100)")
+    parser.add_argument("--sample", action="store_true", help="draw tokens instead of taking the likeliest")
+    parser.add_argument("--temperature", type=float, metavar="X", help="of --sample (1.0)")
+    parser.add_argument(
+        "--top-p", type=float, metavar="X", help="of --sample: draw from the likeliest of this mass (1.0)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of --sample (0)")
+    parser.add_argument("--stream", action="store_true", help="print the text as it comes")
+
+
+def generate_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .reading import continue_text
+
+    given = {"temperature": arguments.temperature, "top_p": arguments.top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not arguments.sample:
+        raise ValueError(f"`--{next(iter(given)).replace('_', '-')}` needs `--sample`.")
+    prompt = arguments.prompt if arguments.prompt is not None else read_file(arguments.prompt_file)
+    result = continue_text(
+        arguments.checkpoint,
+        prompt,
+        state=arguments.state,
+        save_state=arguments.save_state,
+        stream=arguments.stream and not arguments.json,
+        seed=arguments.seed,
+        max_new_tokens=arguments.max_new_tokens,
+        do_sample=arguments.sample,
+        **given,
+    )
+    return result | {"streamed": arguments.stream}
+
+
+def generate_show(result: dict[str, Any]) -> str:
+    return "" if result["streamed"] else result["text"]
+
+
+# answer
+
+
+def answer_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder or Hub id of a RecurrentRoberta model for question answering")
+    parser.add_argument("document", help="the file to ask, - for the standard input")
+    parser.add_argument("question")
+    parser.add_argument("--max-answer-length", type=positive, default=30, metavar="N", help="tokens of a span (30)")
+
+
+def answer_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .reading import answer_question
+
+    document = read_file(arguments.document)
+    return answer_question(arguments.checkpoint, arguments.question, document, arguments.max_answer_length)
+
+
+def answer_show(result: dict[str, Any]) -> str:
+    place = "" if result["start"] is None else f", characters {result['start']} to {result['end']}"
+    return f"{result['answer']}\n({result['answer_class']}, probability {result['score']:.3f}{place})"
+
+
+VERBS = {
+    "read": Verb(
+        "read a text once and store what the model knows of it",
+        "hf-recurrence read my-model book.txt --state book.safetensors",
+        read_options,
+        read_run,
+        read_show,
+    ),
+    "generate": Verb(
+        "continue a text of any length, or one that was read before",
+        "hf-recurrence generate my-model --state book.safetensors --prompt ' And then' --stream",
+        generate_options,
+        generate_run,
+        generate_show,
+    ),
+    "answer": Verb(
+        "answer a question over a document of any length",
+        "hf-recurrence answer my-model book.txt 'Who wrote it?'",
+        answer_options,
+        answer_run,
+        answer_show,
+    ),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    parser = argparse.ArgumentParser(prog="hf-recurrence", description="Recurrence for transformers.")
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, verb in VERBS.items():
+        sub = verbs.add_parser(
+            name,
+            help=verb.help,
+            description=f"{verb.help[0].upper()}{verb.help[1:]}.",
+            epilog=f"example:\n  {verb.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.options(sub)
+        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Runs a verb and returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(given)
+    if arguments.version:
+        from . import __version__
+
+        print(__version__)
+        return 0
+    if arguments.verb is None:
+        parser.print_help()
+        return 2
+    verb = VERBS[arguments.verb]
+    try:
+        result = verb.run(arguments)
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print(f"hf-recurrence {arguments.verb}: interrupted", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        if arguments.debug:
+            raise
+        print(f"hf-recurrence {arguments.verb}: {error}", file=sys.stderr)
+        return 1
+    text = json.dumps(result, indent=2) if arguments.json else verb.show(result)
+    if text:
+        print(text)
+    return 0
