@@ -19,8 +19,9 @@ BAND = 64
 class Bands(NamedTuple):
     """Which keys of a tile which queries attend to: those `ranges` (first and last query and key, exclusive) name.
 
-    In each of these, `buckets` [1 or B, Q, K] are those of the distances, and `visible` [1 or B, 1, Q, K] marks what
-    is seen; None where all is. Where there are several they are all alike, but for the length of the last.
+    In each of these, `buckets` [1 or B, Q, K] are those of the distances, one more than the last of them for what is
+    not seen, and `visible` [1 or B, 1, Q, K] marks what is seen; None where all is. Where there are several they are
+    all alike, but for the length of the last.
     """
 
     ranges: list[tuple[int, int, int, int]]
@@ -87,11 +88,7 @@ class Span:
         number = ranges[0][1]
         queries = torch.arange(number, device=device)[:, None]
         distances = least + width - 1 + queries - torch.arange(number + width - 1, device=device)
-        return Bands(
-            ranges,
-            relative_buckets(distances[None], self.table),
-            self._seen(distances)[None, None] if number > 1 else None,
-        )
+        return self._marked(ranges, distances[None], self._seen(distances)[None] if number > 1 else None)
 
     def _whole(self, filled: Any, keys: torch.Tensor, missing: torch.Tensor | None) -> Bands:
         """The tile where rows differ in what they see of it."""
@@ -103,8 +100,15 @@ class Span:
             there = (keys < filled) | (keys >= self.num_cached)
         there = there if missing is None else there & ~missing
         distances = queries[:, :, None] - places[:, None, :]
-        visible = (self._seen(distances) & there[:, None, :])[:, None]
-        return Bands([(0, self.length, 0, len(keys))], relative_buckets(distances, self.table), visible)
+        return self._marked([(0, self.length, 0, len(keys))], distances, self._seen(distances) & there[:, None, :])
+
+    def _marked(
+        self, ranges: list[tuple[int, int, int, int]], distances: torch.Tensor, seen: torch.Tensor | None
+    ) -> Bands:
+        buckets = relative_buckets(distances, self.table)
+        if seen is None:
+            return Bands(ranges, buckets, None)
+        return Bands(ranges, torch.where(seen, buckets, self.table[-1] + 1), seen[:, None])
 
     def _seen(self, distances: torch.Tensor) -> torch.Tensor:
         return (distances >= self.least) & (distances < self.least + self.width)
@@ -215,7 +219,10 @@ def attend_tiles(
     dropout: float,
     eager: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention in tiles by their bands, [B, H, Q, D], and the weights where `eager` (the bands are then one)."""
+    """Attention in tiles by their bands, [B, H, Q, D], and the weights where `eager` (the bands are then one).
+
+    The bias is very low where nothing is to be seen.
+    """
     learns = bias.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if eager or not learns:
         outputs = []
@@ -228,12 +235,8 @@ def attend_tiles(
             outputs.append(attend(part, keys, values, part_bias, visible, dropout, eager))
         return outputs[0] if len(outputs) == 1 else (torch.cat([output for output, _ in outputs], 2), None)
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast a scaled query is float32 again
-    if bands.visible is None:
-        return BandedAttention.apply(query, key, value, bias, bands.ranges, dropout), None
-    lowest = torch.finfo(query.dtype).min / 2
-    shown = torch.where(bands.visible, bias, bias.new_full((), lowest))
-    output = BandedAttention.apply(query, key, value, shown, bands.ranges, dropout)
-    if len(bands.ranges) > 1:
+    output = BandedAttention.apply(query, key, value, bias, bands.ranges, dropout)
+    if bands.visible is None or len(bands.ranges) > 1:
         return output, None  # in a band each query sees something
     return output * bands.visible.any(-1, keepdim=True), None
 
@@ -249,12 +252,11 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """softmax(query . key + bias) . value over what is visible, [..., H, Q, D], and the weights where `eager`.
 
-    A query that sees nothing gives 0.
+    A bias is very low already where nothing is to be seen. A query that sees nothing gives 0.
     """
     mask = bias if bias is None else bias.to(query.dtype)
-    if visible is not None:
-        shown = query.new_zeros(()) if mask is None else mask
-        mask = torch.where(visible, shown, query.new_full((), torch.finfo(query.dtype).min / 2))
+    if visible is not None and bias is None:
+        mask = torch.where(visible, query.new_zeros(()), query.new_full((), torch.finfo(query.dtype).min / 2))
     something = None if visible is None else visible.any(-1, keepdim=True)
     if eager:
         scores = query @ key.transpose(-1, -2)
@@ -268,4 +270,4 @@ def attend(
 
 def heads(hidden_states: torch.Tensor, number: int) -> torch.Tensor:
     """[B, T, H * D] -> [B, H, T, D]"""
-    return hidden_states.unflatten(-1, (number, -1)).transpose(1, 2)
+    return hidden_states.view(*hidden_states.shape[:2], number, -1).transpose(1, 2)

@@ -263,12 +263,15 @@ class BlockRecurrentLayer(GradientCheckpointingLayer):
         """Sliding attention in all blocks, [B * N, H, Q, D]; in the first one the block before may be missing."""
         dropout = self.attention_dropout if self.training else 0.0
         outputs, weights, ranges = [], [], span.ranges()
+        table = self.position_bias if scale is None else self.position_bias * scale.squeeze(-1)
+        if span.bands.visible is not None or span.first.visible is not None:
+            table = F.pad(table, (0, 1), value=torch.finfo(values.dtype).min / 2)  # the bucket of what is not seen
         for start, stop in ranges:
             parts, bands = [query, keys, values], span.bands if start else span.first
             if len(ranges) > 1:
                 parts = [part.unflatten(0, (-1, span.num_blocks))[:, start:stop].flatten(0, 1) for part in parts]
-            bias = self.position_bias[:, bands.buckets].transpose(0, 1)  # [1 or B, H, Q, K]
-            output, maps = attend_tiles(*parts, bias if scale is None else bias * scale, bands, dropout, eager)
+            bias = table[:, bands.buckets].transpose(0, 1)  # [1 or B, H, Q, K]
+            output, maps = attend_tiles(*parts, bias, bands, dropout, eager)
             outputs.append(output)
             weights += [] if maps is None else [maps]
         if len(ranges) > 1:

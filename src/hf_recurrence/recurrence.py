@@ -75,8 +75,9 @@ def mean_or_sum(values: torch.Tensor, mean: bool) -> torch.Tensor:
 def normalised(vectors: torch.Tensor, mean: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The vectors of the last axis at a mean, or a sum, of squares of 1, and what they were multiplied by."""
     wide = at_least_float32(vectors)
-    shrink = torch.rsqrt(mean_or_sum(wide.square(), mean) + eps)
-    return (wide * shrink).to(vectors.dtype), shrink
+    shrink = mean_or_sum(wide.square(), mean).add_(eps).rsqrt_()
+    output = wide * shrink
+    return output if wide is vectors else output.to(vectors.dtype), shrink
 
 
 def normalise(vectors: torch.Tensor, mean: bool, eps: float) -> torch.Tensor:
