@@ -1,7 +1,8 @@
-"""Measures of trained models: FLOPs a token, and whether the state is used."""
+"""Measures of trained models: perplexity by window plans, FLOPs a token, and whether the state is used."""
 
-from .flops import block_recurrent_flops
+from .flops import block_recurrent_flops, flops_per_token, word_perplexity
+from .perplexity import evaluate_perplexity
 from .state_use import state_gain
 
 
-__all__ = ["block_recurrent_flops", "state_gain"]
+__all__ = ["block_recurrent_flops", "evaluate_perplexity", "flops_per_token", "state_gain", "word_perplexity"]
