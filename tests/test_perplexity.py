@@ -1,6 +1,7 @@
 """Every token is scored once, in the window that the definition gives it, whatever the batches and interruptions."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_a_recurrent_model_is_scored_as_it_reads_token_by_token(changes: dict[st
     changed = tiny_model(torch.float64, **changes)
     for ids, loss, count in zip(tokens.ids, found["losses"], found["counts"], strict=True):
         cache, expected = None, 0.0
-        for token, target in zip(ids[:-1], ids[1:], strict=True):
+        for token, target in pairwise(ids):
             out = changed(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
             cache, expected = out.past_key_values, expected - out.logits[0, -1].log_softmax(-1)[target].item()
         assert loss == pytest.approx(expected, rel=1e-10)
@@ -149,11 +150,11 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers(family: str, tmp_pa
     assert found["losses"] == whole["losses"]
     assert found["counts"] == whole["counts"]
     assert not list(tmp_path.iterdir())
+    settings["batch_size"] = 1
     with pytest.raises(Killed):
-        evaluate_perplexity(model, tokens, **{**settings, "batch_size": 1}, resume=path, save_seconds=0)
-        evaluate_perplexity(model, tokens, **{**settings, "batch_size": 1}, resume=path, save_seconds=0)
+        evaluate_perplexity(model, tokens, **settings, resume=path, save_seconds=0)
     with pytest.raises(ValueError, match="`resume` must be a file of the same evaluation, .*`data` is another"):
-        evaluate_perplexity(model, Listed(9, 30), **{**settings, "batch_size": 1}, resume=path)
+        evaluate_perplexity(model, Listed(9, 30), **settings, resume=path)
 
 
 def test_what_cannot_be_evaluated_is_told() -> None:

@@ -172,8 +172,8 @@ class Partial:
             self.cache_path(self.saves).unlink(missing_ok=True)
 
 
-def token_losses(hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each of the hidden states, [tokens, D], without logits of many at a time. [tokens]"""
+def token_losses(hidden: torch.Tensor, head: Any, targets: torch.Tensor) -> torch.Tensor:
+    """The losses of hidden states [tokens, D], 0 where the target is -100, without logits of many at a time. [tokens]"""
     found = []
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     for part, expected in zip(hidden.split(size), targets.split(size), strict=True):
