@@ -173,7 +173,7 @@ class Partial:
 
 
 def token_losses(hidden: torch.Tensor, head: Any, targets: torch.Tensor) -> torch.Tensor:
-    """The losses of hidden states [tokens, D], 0 where the target is -100, without logits of many at a time. [tokens]"""
+    """The losses of hidden states [tokens, D], 0 where the target is -100, logits made of few at a time. [tokens]"""
     found = []
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     for part, expected in zip(hidden.split(size), targets.split(size), strict=True):
