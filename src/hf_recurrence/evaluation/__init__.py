@@ -1,5 +1,6 @@
 """Measures of trained models: perplexity by window plans, FLOPs a token, use of the state, topics, tasks."""
 
+from .checkpoint import evaluate, evaluate_glue
 from .flops import block_recurrent_flops, flops_per_token, word_perplexity
 from .glue import glue_scores
 from .masked_lm import evaluate_pseudo_perplexity
@@ -12,6 +13,8 @@ __all__ = [
     "TopicModel",
     "answer_state_gain",
     "block_recurrent_flops",
+    "evaluate",
+    "evaluate_glue",
     "evaluate_perplexity",
     "evaluate_pseudo_perplexity",
     "flops_per_token",
