@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..data.glue import GLUE_TASKS
 from .topics import needed
 
 
@@ -15,15 +16,15 @@ def draw(folder: Path, name: str, labels: tuple[str, str, str], fill: Callable[[
     needed("matplotlib").use("Agg")
     plt = needed("matplotlib.pyplot")
     with plt.rc_context({"svg.hashsalt": "hf_recurrence", "font.size": 11}):
-        figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+        figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
         fill(axes)
         title, across, up = labels
         axes.set_title(title)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=9)
+        if axes.get_legend_handles_labels()[0]:  # beside the plot, where it hides nothing
+            axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
         paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
         for path in paths:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -44,19 +45,21 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
-def curves(rows: list[dict[str, Any]], across: str) -> dict[str, list[tuple[float, float]]]:
-    """Points of perplexity a word for each run and overlap, in the order of `across`."""
-    found: dict[str, list[tuple[float, float]]] = {}
+def curves(rows: list[dict[str, Any]], across: str) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    """Points of perplexity a word for each run and overlap, from the smallest window to the largest."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: row["window_size"]):
         if row[across] is not None and row["word_perplexity"] is not None:
-            label = f"{row['run']}, overlap {row['overlap']}"
-            found.setdefault(label, []).append((row[across], row["word_perplexity"]))
-    return found
+            found.setdefault((row["run"], row["overlap"]), []).append((row[across], row["word_perplexity"]))
+    return dict(sorted(found.items()))
 
 
-def draw_curves(axes: Any, lines: dict[str, list[tuple[float, float]]]) -> None:
-    for number, (label, points) in enumerate(lines.items()):
-        axes.plot(*zip(*points), marker=MARKERS[number % len(MARKERS)], label=label)
+def draw_curves(axes: Any, lines: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
+    """Draws a line for each run and overlap: runs differ by colour, overlaps by marker."""
+    runs, overlaps = sorted({run for run, _ in lines}), sorted({overlap for _, overlap in lines})
+    for (run, overlap), points in lines.items():
+        color, marker = f"C{runs.index(run) % 10}", MARKERS[overlaps.index(overlap) % len(MARKERS)]
+        axes.plot(*zip(*points), color=color, marker=marker, label=f"{run}, overlap {overlap}")
 
 
 def draw_perplexities(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
@@ -68,14 +71,14 @@ def draw_perplexities(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
         up, of = "perplexity a word", f"{data}, {split}"
         if any(len(points) > 1 for points in windows.values()):
 
-            def fill_windows(axes: Any, lines: dict[str, Any] = windows) -> None:
+            def fill_windows(axes: Any, lines: dict[tuple[str, int], Any] = windows) -> None:
                 draw_curves(axes, lines)
 
             labels = (f"Window size and perplexity: {of}", "window size (tokens)", up)
             paths += draw(folder, f"perplexity_by_window_{data}_{split}", labels, fill_windows)
         if costs:
 
-            def fill_costs(axes: Any, lines: dict[str, Any] = costs) -> None:
+            def fill_costs(axes: Any, lines: dict[tuple[str, int], Any] = costs) -> None:
                 draw_curves(axes, lines)
                 best = frontier(point for points in lines.values() for point in points)
                 axes.plot(*zip(*best), "--", color="gray", linewidth=3, alpha=0.5, zorder=0, label="Pareto frontier")
@@ -91,8 +94,9 @@ def draw_gains(folder: Path, gains: dict[str, dict[str, Any]]) -> list[Path]:
     def by_position(axes: Any) -> None:
         for label, found in gains.items():
             values = found["gain_by_position"]
-            smooth = running_mean(values, max(1, len(values) // 30))
-            axes.plot(range(found["first_position"], found["first_position"] + len(values)), smooth, label=label)
+            width = max(1, len(values) // 30)
+            places = range(found["first_position"], found["first_position"] + len(values))
+            axes.plot(places, running_mean(values, width), label=f"{label}, means of {width}")
         axes.axhline(0, color="gray", linewidth=1)
 
     def by_distance(axes: Any) -> None:
@@ -144,9 +148,13 @@ def draw_scores(folder: Path, scores: list[dict[str, Any]]) -> list[Path]:
                 some = [point for point in points if point["model"] == kind]
                 rates, means, spreads = zip(*((p["learning_rate"], p["mean"], p["spread"]) for p in some))
                 axes.errorbar(rates, means, spreads, marker=MARKERS[number % len(MARKERS)], capsize=4, label=kind)
+            rates = sorted({point["learning_rate"] for point in points})
             axes.set_xscale("log")
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+            axes.set_xticks([], minor=True)
 
-        labels = (f"{task}, mean and standard deviation over runs", "learning rate", "score")
+        metric = GLUE_TASKS[task].metric.replace("_", " ")
+        labels = (f"{task}, mean and standard deviation over runs", "learning rate", metric)
         paths += draw(folder, f"glue_{task}", labels, fill)
     return paths
 
