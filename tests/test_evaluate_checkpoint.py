@@ -9,12 +9,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertForSequenceClassification, GPT2LMHeadModel
 
-from hf_recurrence import RecurrentGPT2LMHeadModel, SRUBertForMaskedLM, SRUBertForSequenceClassification, cli
+from hf_recurrence import (
+    RecurrentGPT2LMHeadModel,
+    RecurrentRobertaForQuestionAnswering,
+    SRUBertForMaskedLM,
+    SRUBertForSequenceClassification,
+    cli,
+)
 from hf_recurrence.data import TokenStore, documents
 from hf_recurrence.evaluation import evaluate, evaluate_perplexity, plots, state_gain
 from hf_recurrence.evaluation.report import report
 from tests.test_glue import folder as glue_folder  # noqa: F401
-from tests.test_readme import make_bert, make_gpt2
+from tests.test_question_answering import HOTPOT
+from tests.test_readme import make_bert, make_gpt2, make_roberta
 
 
 TEXT = "It was the best of times, it was the worst of times. " * 40
@@ -120,6 +127,26 @@ def test_masked_and_classifying_models_have_their_metrics(place, glue_folder, ca
     found = json.loads(out)["results"]["rte"]
     assert 0 <= found["accuracy"] <= 1
     assert found["count"] > 0
+
+
+def test_answers_are_scored_and_their_use_of_the_state_told(place, tmp_path, capsys) -> None:
+    make_roberta(place / "roberta", TEXT)
+    RecurrentRobertaForQuestionAnswering.from_pretrained(place / "roberta", window_size=64).save_pretrained(
+        place / "qa"
+    )
+    AutoTokenizer.from_pretrained(place / "roberta").save_pretrained(place / "qa")
+    (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT, {**HOTPOT, "_id": "two", "answer": "no"}]))
+    command = ("evaluate", place / "qa", "--data", tmp_path / "hotpot.json", "--output", tmp_path / "out", "--json")
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    found = json.loads(out)["results"]
+    assert found["answers"]["count"] == 2
+    assert set(found["answers"]["by_class"]) == {"span", "no"}
+    assert found["answer_state_gain"]["examples"] == 2
+    assert run(capsys, "report", tmp_path / "out", "--output", tmp_path / "report")[0] == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "What the state gives to answers" in text
+    assert "Answers on hotpot.json" in text
 
 
 def test_topics_are_compared_with_a_baseline(place) -> None:

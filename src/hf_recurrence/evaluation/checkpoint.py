@@ -23,13 +23,15 @@ from transformers import (
 
 from ..data.documents import documents
 from ..data.glue import GLUE_TASKS, glue_task, read_glue
+from ..data.question_answering import HotpotQAProcessor, read_questions
 from ..data.token_store import TokenStore, tokenizer_digest
 from ..metrics import add_record, files_digest, run_record
 from ..segment import check_finite
 from .glue import glue_scores
 from .masked_lm import evaluate_pseudo_perplexity
 from .perplexity import RECURRENT, changed_windows, data_digest, evaluate_perplexity
-from .state_use import state_gain
+from .question_answering import evaluate_answers
+from .state_use import answer_state_gain, state_gain
 from .topics import TopicModel, topic_propagation
 
 
@@ -199,9 +201,11 @@ def evaluate(
 
         results, about = with_store(data, split, column, found_tokenizer, max_documents, max_words, measure)
     elif chosen == ["answers"]:
-        from .question_answering import evaluate_answers
-
-        results = {"answers": evaluate_answers(model, found_tokenizer, data, **common)}
+        results = {"answers": evaluate_answers(model, found_tokenizer, Path(data), **common)}
+        if config.model_type == "recurrent_roberta":
+            results["answer_state_gain"] = answer_state_gain(
+                model, question_batches(found_tokenizer, config, data, batch_size)
+            )
         about = {"sha256": files_digest([data]), "examples": results["answers"]["count"]}
     else:
         results = {task: evaluate_glue(model, found_tokenizer, data, task, split, **common) for task in chosen}
@@ -280,6 +284,16 @@ def text_rows(model: Any, store: Any) -> torch.Tensor:
     length = min(int(store.lengths[order[0]]), max(STATE_TOKENS, 3 * model.config.window_size))
     chosen = [document for document in order[:STATE_ROWS] if int(store.lengths[document]) >= length]
     return torch.stack([torch.from_numpy(store.read(document, 0, length).astype("int64")) for document in chosen])
+
+
+def question_batches(
+    tokenizer: Any, config: Any, data: str | os.PathLike[str], batch_size: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The questions of a file in batches, with their answers."""
+    processor = HotpotQAProcessor(tokenizer, config.window_size, config.overlap)
+    collate, examples = processor.collator(), read_questions(Path(data))
+    for first in range(0, len(examples), batch_size):
+        yield collate([processor(example) for example in examples[first : first + batch_size]])
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """The plots of a report, each as PNG and SVG, in the manner of the paper's Figures 4 and 5."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def draw(folder: Path, name: str, labels: tuple[str, str, str], fill: Callable[[
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
         plt.close(figure)
     return paths
+
+
+def file_name(text: str) -> str:
+    """The text with all that may trouble a file name replaced."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text)
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -75,7 +81,7 @@ def draw_perplexities(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
                 draw_curves(axes, lines)
 
             labels = (f"Window size and perplexity: {of}", "window size (tokens)", up)
-            paths += draw(folder, f"perplexity_by_window_{data}_{split}", labels, fill_windows)
+            paths += draw(folder, f"perplexity_by_window_{file_name(data)}_{split}", labels, fill_windows)
         if costs:
 
             def fill_costs(axes: Any, lines: dict[tuple[str, int], Any] = costs) -> None:
@@ -84,7 +90,7 @@ def draw_perplexities(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
                 axes.plot(*zip(*best), "--", color="gray", linewidth=3, alpha=0.5, zorder=0, label="Pareto frontier")
 
             labels = (f"Cost and perplexity: {of}", "FLOPs a token", up)
-            paths += draw(folder, f"perplexity_by_flops_{data}_{split}", labels, fill_costs)
+            paths += draw(folder, f"perplexity_by_flops_{file_name(data)}_{split}", labels, fill_costs)
     return paths
 
 
@@ -148,9 +154,9 @@ def draw_scores(folder: Path, scores: list[dict[str, Any]]) -> list[Path]:
                 some = [point for point in points if point["model"] == kind]
                 rates, means, spreads = zip(*((p["learning_rate"], p["mean"], p["spread"]) for p in some))
                 axes.errorbar(rates, means, spreads, marker=MARKERS[number % len(MARKERS)], capsize=4, label=kind)
-            rates = sorted({point["learning_rate"] for point in points})
+            ticks = sorted({point["learning_rate"] for point in points})
             axes.set_xscale("log")
-            axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+            axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
             axes.set_xticks([], minor=True)
 
         metric = GLUE_TASKS[task].metric.replace("_", " ")

@@ -139,7 +139,7 @@ def perplexity_tables(rows: list[dict[str, Any]]) -> list[Table]:
             line = [by_split.get(split, {}).get("word_perplexity") for split in splits]
             line += [by_split.get(split, {}).get("bits_per_token") for split in splits]
             cells.append([run, window, overlap, *line, same[0]["flops_per_token"]])
-        tables.append(Table(f"perplexity_{data}", f"Results on {data}", columns, cells))
+        tables.append(Table(f"perplexity_{plots.file_name(data)}", f"Results on {data}", columns, cells))
     return tables
 
 
@@ -157,7 +157,7 @@ def answer_tables(records: list[Record]) -> list[Table]:
             by_class = [scores.get("by_class", {}).get(kind, {}) for kind in classes]
             more = [values.get(name) for values in by_class for name in ("f1", "exact_match")]
             cells.append([record.run, scores["f1"], scores["exact_match"], *more, scores.get("count")])
-        tables.append(Table(f"answers_{data}", f"Answers on {data}", columns, cells))
+        tables.append(Table(f"answers_{plots.file_name(data)}", f"Answers on {data}", columns, cells))
     return tables
 
 
@@ -220,7 +220,15 @@ def gain_tables(records: list[Record]) -> list[Table]:
     keys = ("gain", "loss_with_state", "loss_without_state")
     found = [(record, record.results["state_gain"]) for record in records if "state_gain" in record.results]
     cells = [[record.run, f"{record.data} {record.split}", *(gain[key] for key in keys)] for record, gain in found]
-    return [Table("state_gain", "What the state gives", columns, cells)] if cells else []
+    tables = [Table("state_gain", "What the state gives", columns, cells)] if cells else []
+    columns = [columns[0], columns[1], "gain from the state, nats an example", *columns[3:]]
+    answers = [
+        (record, record.results["answer_state_gain"]) for record in records if "answer_state_gain" in record.results
+    ]
+    cells = [[record.run, f"{record.data} {record.split}", *(gain[key] for key in keys)] for record, gain in answers]
+    return (
+        [*tables, Table("answer_state_gain", "What the state gives to answers", columns, cells)] if cells else tables
+    )
 
 
 def masked_tables(records: list[Record]) -> list[Table]:
