@@ -128,6 +128,71 @@ def answer_show(result: dict[str, Any]) -> str:
     return f"{result['answer']}\n({result['answer_class']}, probability {result['score']:.3f}{place})"
 
 
+# evaluate
+
+
+def evaluate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder or Hub id of one of our models, or of a plain one")
+    parser.add_argument(
+        "--data", required=True, help="documents or their tokens, a file of questions, or GLUE's folder"
+    )
+    parser.add_argument("--split", default="test", help="of the data (test)")
+    parser.add_argument(
+        "--metric", nargs="+", dest="metrics", metavar="NAME", help="perplexity, state_gain, a task of GLUE, ..."
+    )
+    parser.add_argument("--overlap", type=int, nargs="+", metavar="O", help="tokens that windows share; several")
+    parser.add_argument("--window", type=int, nargs="+", metavar="T", help="tokens of a window; several")
+    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="rows of a call (8)")
+    parser.add_argument("--tokenizer", help="folder, Hub id or bytes, where it is not the checkpoint's")
+    parser.add_argument("--column", default="text", help="of rows of data, that with the text (text)")
+    parser.add_argument("--max-documents", type=positive, metavar="N", help="only the first documents")
+    parser.add_argument("--max-words", type=positive, metavar="N", help="only the first words of each")
+    parser.add_argument("--max-tokens", type=positive, metavar="N", help="that are masked, for pseudo_perplexity")
+    parser.add_argument("--baseline", metavar="CHECKPOINT", help="to compare topics with")
+    parser.add_argument("--max-contexts", type=positive, default=8000, metavar="N", help="for topics (8000)")
+    parser.add_argument("--name", help="of the record (evaluate-DATA-SPLIT)")
+    parser.add_argument("--output", metavar="FOLDER", help="for metrics.json, instead of the checkpoint")
+    parser.add_argument("--device", help="such as cpu or cuda")
+    parser.add_argument("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (float32)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint brings along")
+
+
+def evaluate_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .evaluation.checkpoint import evaluate
+
+    given = vars(arguments).copy()
+    for name in ("verb", "json", "debug", "version"):
+        given.pop(name, None)
+    return evaluate(windows=given.pop("window"), overlaps=given.pop("overlap"), **given)
+
+
+def evaluate_show(result: dict[str, Any]) -> str:
+    lines = []
+    for metric, found in result["results"].items():
+        for row in found if isinstance(found, list) else [found]:
+            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            lines.append(f"{metric}: " + ", ".join(f"{name} {value:,.6g}" for name, value in numbers.items()))
+    return "\n".join([*lines, f"written to {result['file']}" if "file" in result else ""]).rstrip()
+
+
+# report
+
+
+def report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with metrics.json, or such files")
+    parser.add_argument("--output", default="report", metavar="FOLDER", help="for tables and plots (report)")
+
+
+def report_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .evaluation.report import report
+
+    return report(arguments.runs, arguments.output)
+
+
+def report_show(result: dict[str, Any]) -> str:
+    return "\n".join(result["files"])
+
+
 VERBS = {
     "read": Verb(
         "read a text once and store what the model knows of it",
@@ -149,6 +214,20 @@ VERBS = {
         answer_options,
         answer_run,
         answer_show,
+    ),
+    "evaluate": Verb(
+        "measure a checkpoint on data; metrics.json is written beside it",
+        "hf-recurrence evaluate my-model --data books --overlap 0 10 50",
+        evaluate_options,
+        evaluate_run,
+        evaluate_show,
+    ),
+    "report": Verb(
+        "make tables and plots of metrics.json files",
+        "hf-recurrence report gpt2-books my-model --output report",
+        report_options,
+        report_run,
+        report_show,
     ),
 }
 

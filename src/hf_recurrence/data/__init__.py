@@ -4,7 +4,7 @@ from .documents import documents
 from .glue import GLUE_TASKS, GLUETask, glue_task, read_glue
 from .lanes import Lanes, LaneSegment, Tokens, collate_lanes
 from .masked_lm import MaskedSegments, masked_lm_collator
-from .question_answering import HotpotQAProcessor, QuestionAnsweringCollator, flat_example
+from .question_answering import HotpotQAProcessor, QuestionAnsweringCollator, flat_example, read_questions
 from .token_store import TokenStore
 
 
@@ -24,4 +24,5 @@ __all__ = [
     "glue_task",
     "masked_lm_collator",
     "read_glue",
+    "read_questions",
 ]
