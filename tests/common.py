@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from hf_recurrence import (
     BlockRecurrentConfig,
@@ -33,6 +35,21 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with RoBERTa's special tokens at RoBERTa's ids."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.post_processor = processors.ByteLevel(trim_offsets=True)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **names)
 
 
 def tiny_config(**changes: Any) -> RecurrentGPT2Config:

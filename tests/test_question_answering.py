@@ -1,21 +1,22 @@
 """From examples to windows, labels and batches, through the Trainer, and back to answers and their scores."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.hotpotqa import train_tokenizer
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_recurrence import RecurrentRobertaForQuestionAnswering, modeling_recurrent_roberta
 from hf_recurrence.answering import best_span, question_windows
-from hf_recurrence.data import HotpotQAProcessor, QuestionAnsweringCollator, flat_example
-from hf_recurrence.evaluation.hotpotqa import HotpotQAMetric, answer_f1
+from hf_recurrence.data import HotpotQAProcessor, QuestionAnsweringCollator, flat_example, read_questions
+from hf_recurrence.evaluation import evaluate_answers, predict_answers, question_answering
+from hf_recurrence.evaluation.hotpotqa import HotpotQAMetric, answer_f1, answer_scores, scores_by_class
 from hf_recurrence.modeling_recurrent_roberta import WindowOutput
-from tests.common import roberta_model
+from tests.common import roberta_model, train_tokenizer
 
 
 HOTPOT: dict[str, Any] = {
@@ -239,13 +240,45 @@ def test_memory_for_an_answer_is_that_of_one_window_and_the_text(tokenizer, monk
         ("yes it is", "yes", 0.0, False),  # yes and no must be met
         ("no", "no river", 0.0, False),
         ("", "Nile", 0.0, False),
-        ("", "", 1.0, True),
+        ("noanswer", "noanswer here", 0.0, False),
+        ("", "", 0.0, True),  # no word is common: so says HotpotQA's script
+        ("the", "a", 0.0, True),  # both are empty without their articles
     ],
 )
 def test_scores_are_those_worked_out_by_hand(prediction: str, reference: str, f1: float, exact: bool) -> None:
     assert answer_f1(prediction, reference) == pytest.approx(f1)
     found = HotpotQAMetric().compute(predictions=[prediction], references=[reference])
     assert found == pytest.approx({"f1": 100 * f1, "exact_match": 100.0 * exact})
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "f1", "exact"),
+    [
+        ("The Nile", ["nile"], 1.0, 1.0),
+        ("", [""], 1.0, 1.0),  # rightly found unanswerable
+        ("Nile", [""], 0.0, 0.0),
+        ("", ["Nile"], 0.0, 0.0),
+        ("yes it is", ["yes"], 0.5, 0.0),  # yes is a word as any other
+        ("river Nile", ["Rhine", "the Nile", "Nile delta in the north"], 2 / 3, 0.0),  # the best of all
+        ("Nile", ["river Nile", "the Nile"], 1.0, 1.0),
+    ],
+)
+def test_scores_by_squads_rules_are_those_worked_out_by_hand(prediction, references, f1, exact) -> None:
+    assert answer_scores(prediction, references, "squad") == pytest.approx((f1, exact))
+
+
+def test_scores_are_given_by_the_class_of_the_right_answer() -> None:
+    predictions = ["the Nile", "river Nile", "no", "yes", "yes"]
+    references: list[Any] = ["Nile", ["Rhine", "Nile"], "yes", "yes", "no"]
+    found = scores_by_class(predictions, references, ["span", "span", "yes", "yes", "no"])
+    assert list(found) == ["span", "yes", "no"]
+    assert found["span"] == pytest.approx({"f1": 100 * (1 + 2 / 3) / 2, "exact_match": 50.0, "count": 2})
+    assert found["yes"] == {"f1": 50.0, "exact_match": 50.0, "count": 2}
+    assert found["no"] == {"f1": 0.0, "exact_match": 0.0, "count": 1}
+    with pytest.raises(ValueError, match=r"`scoring` must be one of \['hotpotqa', 'squad'\], got 'bleu'"):
+        scores_by_class(["yes"], ["yes"], ["yes"], "bleu")
+    with pytest.raises(ValueError, match="`references` must hold at least one answer"):
+        answer_scores("yes", [])
 
 
 def test_the_metric_adds_batches() -> None:
@@ -257,6 +290,89 @@ def test_the_metric_adds_batches() -> None:
         metric.add_batch(predictions=[a for a, _ in batch], references=[b for _, b in batch])
     assert metric.compute() == pytest.approx(whole)
     assert whole == pytest.approx({"f1": 100 * (1 + 2 / 3 + 1) / 5, "exact_match": 40.0})
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+UNANSWERABLE = {"id": "three", "question": "Who is it?", "context": "It is here.", "answers": []}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_evaluation_scores_what_answer_gives(batch_size: int, tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(question_answering, "BATCHES_AHEAD", 2)
+    model = roberta_model(
+        vocab_size=300, max_position_embeddings=34, window_size=32, overlap=2, num_answer_classes=4
+    ).train()
+    examples = [{**HOTPOT, "_id": f"{n}", "context": HOTPOT["context"] * (1 + n % 3)} for n in range(7)]
+    examples += [{**HOTPOT, "_id": "yes", "answer": "yes"}, SQUAD, UNANSWERABLE]
+    flat = [flat_example(example) for example in examples]
+    alone = [model.answer(tokenizer, example["question"], example["context"]) for example in flat]
+    found = predict_answers(model, tokenizer, examples, batch_size, progress=False)
+    assert model.training  # as it was
+    assert [one["answer"] for one in found] == [one["answer"] for one in alone]
+    assert [one["answer_class"] for one in found] == [one["answer_class"] for one in alone]
+    assert [one["id"] for one in found] == [example["id"] for example in flat]
+    scores = evaluate_answers(model, tokenizer, examples, batch_size, progress=False)
+    pairs = [
+        answer_scores(one["answer"], example["references"], example["scoring"]) for one, example in zip(alone, flat)
+    ]
+    assert scores["f1"] == pytest.approx(10 * sum(f1 for f1, _ in pairs))
+    assert scores["exact_match"] == pytest.approx(10 * sum(exact for _, exact in pairs))
+    assert {kind: of["count"] for kind, of in scores["by_class"].items()} == {"span": 8, "yes": 1, "none": 1}
+    right = sum(one["answer_class"] == example["answer_class"] for one, example in zip(alone, flat))
+    assert (scores["count"], scores["class_accuracy"]) == (10, 10 * right)
+    json.dumps(scores)
+
+
+def test_questions_are_read_from_files_of_hotpotqa_and_squad(tokenizer, tmp_path, capsys) -> None:
+    (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT]))
+    (tmp_path / "hotpot.json.gz").write_bytes(gzip.compress(json.dumps([HOTPOT]).encode()))
+    answers = [{"text": "here", "answer_start": 21}, {"text": "is it here", "answer_start": 15}]
+    asked = [{"id": "two", "question": "Where is it?", "answers": answers, "is_impossible": False}]
+    asked.append(
+        {"id": "three", "question": "Who?", "answers": [], "is_impossible": True, "plausible_answers": answers}
+    )
+    paragraphs = [{"context": SQUAD["context"], "qas": asked}]
+    (tmp_path / "squad.json").write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
+    assert read_questions(tmp_path / "hotpot.json.gz") == read_questions(tmp_path / "hotpot.json")
+    assert read_questions(tmp_path / "hotpot.json") == [flat_example(HOTPOT)]
+    one, two = read_questions(tmp_path / "squad.json")
+    assert one | {"references": ["here"]} == flat_example(SQUAD)
+    assert (one["references"], two["references"]) == (["here", "is it here"], [""])
+    assert (two["answer_class"], two["scoring"]) == ("none", "squad")
+    model = roberta_model(vocab_size=300, max_position_embeddings=34, window_size=32)
+    assert evaluate_answers(model, tokenizer, str(tmp_path / "squad.json"))["count"] == 2
+    shown = capsys.readouterr()
+    assert "questions: 100%" in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "[1]", '{"a": 1}', '[{"question": "Who?"}]'])
+def test_files_of_other_kinds_are_refused(text: str, tmp_path) -> None:
+    for name in ("some.json", "some.json.gz"):  # neither is packed
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match="`file` must hold HotpotQA's or SQuAD's JSON, got .*some.json"):
+            read_questions(tmp_path / name)
+
+
+def test_what_cannot_be_evaluated_is_refused_before_anything_is_read(tokenizer, tmp_path, monkeypatch) -> None:
+    model = roberta_model(vocab_size=300, max_position_embeddings=34, window_size=32)
+    monkeypatch.setattr(model, "forward", None)
+    (tmp_path / "none.json").write_text("[]")
+    cases = [
+        ([], "`examples` must hold at least one example"),
+        (tmp_path / "none.json", "`file` must hold at least one question, got none in .*none.json"),
+        ([HOTPOT, {**HOTPOT, "_id": "new", "answer": None}], "must have answers to be scored, got 'new' without one"),
+        ([HOTPOT, {**SQUAD, "answers": None}], "must have answers to be scored, got 'two' without one"),
+        ([HOTPOT, {**SQUAD, "context": " \n"}], "of 'two' `context` must hold at least one token, got ''"),
+        ([HOTPOT, {**SQUAD, "question": ""}], "of 'two' `question` must hold at least one token, got ''"),
+        ([HOTPOT, {**SQUAD, "question": "Nile? " * 20}], "of 'two' `question` must leave more than `overlap`"),
+        ([HOTPOT, {**SQUAD, "question": ["Which?"]}], "of 'two' `question` must be one text, got list"),
+    ]
+    for examples, message in cases:
+        with pytest.raises(ValueError, match=message):
+            evaluate_answers(model, tokenizer, examples, progress=False)
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1, got 0"):
+        predict_answers(model, tokenizer, [HOTPOT], batch_size=0)
 
 
 # -- Trainer ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.hotpotqa import train_tokenizer
 from benchmarks.report import with_table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -21,6 +20,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from tests.common import train_tokenizer
 from tests.test_question_answering import HOTPOT
 
 

@@ -31,9 +31,14 @@ def question_windows(
     begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
     if begin is None or end is None:
         raise ValueError(f"`tokenizer` must have a cls and a sep token, got ids {begin} and {end}.")
+    for name, text in (("question", question), ("context", context)):
+        if not isinstance(text, str):
+            raise ValueError(f"`{name}` must be one text, got {type(text).__name__}.")
     asked = tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"]
     encoded = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     tokens = encoded["input_ids"]
+    if not asked:
+        raise ValueError(f"`question` must hold at least one token, got {question!r}.")
     if not tokens:
         raise ValueError(f"`context` must hold at least one token, got {context!r}.")
     room = window_size - len(asked) - 4

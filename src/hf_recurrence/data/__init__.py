@@ -3,7 +3,7 @@
 from .documents import documents
 from .lanes import Lanes, LaneSegment, Tokens, collate_lanes
 from .masked_lm import MaskedSegments, masked_lm_collator
-from .question_answering import HotpotQAProcessor, QuestionAnsweringCollator, flat_example
+from .question_answering import HotpotQAProcessor, QuestionAnsweringCollator, flat_example, read_questions
 from .token_store import TokenStore
 
 
@@ -19,4 +19,5 @@ __all__ = [
     "documents",
     "flat_example",
     "masked_lm_collator",
+    "read_questions",
 ]

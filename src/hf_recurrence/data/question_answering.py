@@ -1,9 +1,12 @@
 """Question answering: HotpotQA's and SQuAD's examples to windows and labels, and scores back to answers."""
 
+import gzip
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +18,33 @@ from ..configuration_recurrent_roberta import ANSWER_CLASSES
 NOWHERE = [-100, -100]
 
 
+def read_questions(file: str | Path) -> list[dict[str, Any]]:
+    """The examples of a file of HotpotQA's or SQuAD's, JSON or JSON packed by gzip, as `flat_example` gives them."""
+    file = Path(file)
+    stored = file.read_bytes()
+    try:
+        content = json.loads(gzip.decompress(stored) if file.suffix == ".gz" else stored)
+        if isinstance(content, dict):
+            paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+            content = [{**asked, "context": part["context"]} for part in paragraphs for asked in part["qas"]]
+        examples = [flat_example(example) for example in content]
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"`file` must hold HotpotQA's or SQuAD's JSON, got {file}: {type(error).__name__}: {error}."
+        ) from error
+    if not examples:
+        raise ValueError(f"`file` must hold at least one question, got none in {file}.")
+    return examples
+
+
 def flat_example(example: dict[str, Any]) -> dict[str, Any]:
     """The `id`, `question`, `context` (one text), `answer`, `answer_class` and `answer_start` of an example.
 
     Takes HotpotQA's own JSON, its form on the Hub (columns of titles and of sentences), SQuAD's examples, and its own
     results. A `Dataset` can be made of these, not of HotpotQA's JSON, whose lists mix types. `answer_start` is where
     the answer is annotated: in HotpotQA the first place in a supporting sentence, or else in the text; -1 without one.
+    For evaluation it also has the `references`, all answers that count as right, [""] for an unanswerable question and
+    [] where the answer is not given, and by whose rules they are scored: `scoring`, "hotpotqa" or "squad".
     """
     if "answer_class" in example:
         return example
@@ -37,7 +61,14 @@ def flat_example(example: dict[str, Any]) -> dict[str, Any]:
     answer = example.get("answer")
     kind = answer if answer in ("yes", "no") else "span"
     start = find_answer(text, answer, supporting) if answer and kind == "span" else -1
-    return flat | {"context": text, "answer": answer or "", "answer_class": kind, "answer_start": start}
+    return flat | {
+        "context": text,
+        "answer": answer or "",
+        "answer_class": kind,
+        "answer_start": start,
+        "references": [answer] if answer else [],
+        "scoring": "hotpotqa",
+    }
 
 
 def squad_answer(answers: dict[str, list[Any]] | list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -45,8 +76,15 @@ def squad_answer(answers: dict[str, list[Any]] | list[dict[str, Any]] | None) ->
     if isinstance(answers, list):
         answers = {key: [answer[key] for answer in answers] for key in ("text", "answer_start")}
     if not answers or not answers["text"]:
-        return {"answer": "", "answer_class": "none", "answer_start": -1}
-    return {"answer": answers["text"][0], "answer_class": "span", "answer_start": int(answers["answer_start"][0])}
+        found = {"answer": "", "answer_class": "none", "answer_start": -1}
+        return {**found, "references": [] if answers is None else [""], "scoring": "squad"}
+    return {
+        "answer": answers["text"][0],
+        "answer_class": "span",
+        "answer_start": int(answers["answer_start"][0]),
+        "references": list(answers["text"]),
+        "scoring": "squad",
+    }
 
 
 def joined_paragraphs(
@@ -186,4 +224,4 @@ class QuestionAnsweringCollator:
         return batch
 
 
-__all__ = ["HotpotQAProcessor", "QuestionAnsweringCollator", "flat_example"]
+__all__ = ["HotpotQAProcessor", "QuestionAnsweringCollator", "flat_example", "read_questions"]
