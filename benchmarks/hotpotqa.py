@@ -63,8 +63,8 @@ SETTINGS: dict[str, Any] = {
     "window_size": 128,
     "single_windows": {"epochs": 3, "rows": 16, "learning_rate": 2e-4, "warmup_steps": 50, "seed": 0},
     "paragraphs": 3,
-    "training_examples": 2000,
-    "fine_tuning": {"epochs": 1, "rows": 8, "learning_rate": 1e-4, "warmup_steps": 25},
+    "training_examples": 1600,
+    "fine_tuning": {"epochs": 1, "rows": 8, "learning_rate": 1e-4, "warmup_steps": 20},
     "bf16": True,
 }
 

@@ -10,10 +10,13 @@ and `memory` run one part only, without the summary.
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common import RESULTS, in_process, memory_mb, write_results
 from hf_recurrence import RecurrentRobertaConfig, RecurrentRobertaForQuestionAnswering
@@ -22,10 +25,12 @@ from hf_recurrence import RecurrentRobertaConfig, RecurrentRobertaForQuestionAns
 SHAPE = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 WINDOW, WINDOWS = 256, (1, 5, 20, 60)
+PAGES, TOKENS_A_PAGE = (10, 50, 100), 650
 CASES = ("window_checkpointing", "plain_backpropagation")
 
 # the task: a key stands in one window; which of the keys in the last window is it?
-NUM_KEYS, ROWS, LEARNING_RATE, SEEDS, DISTANCES = 8, 64, 3e-4, (0, 1, 2), (1, 2, 3, 4)
+NUM_KEYS, ROWS, LEARNING_RATE, SEEDS = 8, 64, 3e-4, (0, 1, 2)
+DISTANCES, MIXED = (1, 2, 3), (1, 2, 3, 4)  # windows between the two, alone and all in one training
 STEPS, ENOUGH = 4000, 0.99  # training ends early where so many of 100 steps' answers, all to new rows, are right
 
 
@@ -44,6 +49,24 @@ def measure(case: str, windows: int) -> dict[str, float]:
     return {"peak_mb": memory_mb("VmHWM"), "before_step_mb": before, "loss": loss.item()}
 
 
+def measure_answer(pages: int) -> dict[str, float]:
+    """The peak of this process's memory in an answer over a document of so many pages."""
+    words = [f"word{number}" for number in range(50_000)]
+    special = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>"}
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special.values(), *words])}, "<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **special)
+    torch.manual_seed(0)
+    model = RecurrentRobertaForQuestionAnswering(RecurrentRobertaConfig(**SHAPE, window_size=WINDOW))
+    chosen = torch.randint(len(words), (pages * TOKENS_A_PAGE,)).tolist()
+    document = " ".join(words[number] for number in chosen)
+    model.answer(tokenizer, "word1 word2", document[:10_000])  # what the first call of all takes
+    before = memory_mb("VmRSS")
+    start = time.perf_counter()
+    model.answer(tokenizer, "word1 word2", document)
+    return {"peak_mb": memory_mb("VmHWM"), "before_answer_mb": before, "seconds": time.perf_counter() - start}
+
+
 def without_state(model: RecurrentRobertaForQuestionAnswering) -> RecurrentRobertaForQuestionAnswering:
     """The model with its windows disjoint: none of them sees what the one before has handed on."""
     base = model.roberta
@@ -56,8 +79,11 @@ def without_state(model: RecurrentRobertaForQuestionAnswering) -> RecurrentRober
     return model
 
 
-def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) -> list[float]:
-    """The share of right answers at each step. The key is shown `distance` windows before those it is one of."""
+def fact_task(distances: tuple[int, ...], steps: int, recurrent: bool = True, seed: int = 0) -> dict[int, list[float]]:
+    """The share of right answers at each step, by the number of windows between the key and those it is one of.
+
+    The `distances` are trained one after the other, for at most so many steps each, as long as they are learned.
+    """
     torch.manual_seed(seed)
     first_noise = 3 + NUM_KEYS
     config = RecurrentRobertaConfig(
@@ -74,8 +100,9 @@ def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) 
     model = RecurrentRobertaForQuestionAnswering(config).train()
     model = model if recurrent else without_state(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    rows, right = torch.arange(ROWS), []
-    for step in range(steps):
+    rows, right = torch.arange(ROWS), {distance: [] for distance in distances}
+    distance = distances[0]
+    for step in range(steps * len(distances)):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 100)
         ids = torch.randint(first_noise, config.vocab_size, (ROWS, distance + 1, NUM_KEYS + 2))
@@ -91,8 +118,11 @@ def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        right.append((out.start_logits[:, -1].argmax(1) == place).float().mean().item())
-        if len(right) % 100 == 0 and sum(right[-100:]) > 100 * ENOUGH:
+        right[distance].append((out.start_logits[:, -1].argmax(1) == place).float().mean().item())
+        shares = right[distance]
+        if len(shares) % 100 == 0 and sum(shares[-100:]) > 100 * ENOUGH and distance != distances[-1]:
+            distance = distances[distances.index(distance) + 1]
+        elif len(shares) == steps or (len(shares) % 100 == 0 and sum(shares[-100:]) > 100 * ENOUGH):
             break
     return right
 
@@ -109,7 +139,9 @@ def kept(name: str, run: Callable[[], Any]) -> Any:
 
 
 def every_100(right: list[float]) -> list[float]:
-    return [round(sum(right[i : i + 100]) / 100, 3) for i in range(0, len(right), 100)]
+    """The mean of every 100 values, counted from the last one."""
+    first = len(right) % 100
+    return [round(sum(right[i : i + 100]) / 100, 3) for i in range(first, len(right), 100)]
 
 
 def run_memory() -> dict[str, Any]:
@@ -129,24 +161,45 @@ def run_memory() -> dict[str, Any]:
     }
 
 
+def run_answers() -> dict[str, Any]:
+    """The peaks of answers, by pages of the document."""
+    return {
+        str(pages): kept(
+            f"answer_{pages}",
+            lambda pages=pages: in_process("benchmarks.recurrent_roberta", "measure", "answer", pages),
+        )
+        for pages in PAGES
+    }
+
+
 def run_task() -> dict[str, Any]:
-    """The shares of right answers, by distance, of recurrent windows and, at distance 1, of disjoint ones."""
-    task: dict[str, Any] = {}
+    """The shares of right answers by arm, distance and seed: of disjoint windows, of recurrent ones, and of these
+    where one training has all distances."""
+    curves: dict[str, dict[str, list[float]]] = {}
     for name, distance in (("disjoint", 1), *(("recurrent", distance) for distance in DISTANCES)):
-        curves = {
+        curves[f"{name}, {distance} windows apart"] = {
             str(seed): kept(
                 f"{name}_{distance}_{seed}",
                 lambda name=name, distance=distance, seed=seed: every_100(
-                    fact_task(distance, STEPS, name == "recurrent", seed)
+                    fact_task((distance,), STEPS, name == "recurrent", seed)[distance]
                 ),
             )
             for seed in SEEDS
         }
-        task[f"{name}, {distance} windows apart"] = {
-            "accuracy_of_every_100_steps": curves,
-            "seeds_above_95_percent": sum(curve[-1] > 0.95 for curve in curves.values()),
+    for seed in SEEDS:
+        mixed = kept(
+            f"mixed_{seed}",
+            lambda seed=seed: {key: every_100(shares) for key, shares in fact_task(MIXED, STEPS, seed=seed).items()},
+        )
+        for distance, curve in mixed.items():
+            curves.setdefault(f"recurrent, {distance} windows apart, all distances trained", {})[str(seed)] = curve
+    return {
+        name: {
+            "accuracy_of_every_100_steps": by_seed,
+            "seeds_above_95_percent": sum(curve[-1] > 0.95 for curve in by_seed.values()),
         }
-    return task
+        for name, by_seed in curves.items()
+    }
 
 
 def main() -> None:
@@ -155,9 +208,11 @@ def main() -> None:
     parser.add_argument("case", nargs="*")
     arguments = parser.parse_args()
     if arguments.part == "measure":
-        print(json.dumps(measure(arguments.case[0], int(arguments.case[1]))))
+        case, size = arguments.case[0], int(arguments.case[1])
+        print(json.dumps(measure_answer(size) if case == "answer" else measure(case, size)))
         return
     memory = run_memory() if arguments.part != "task" else {}
+    answers = run_answers() if arguments.part != "task" else {}
     task = run_task() if arguments.part != "memory" else {}
     if arguments.part:
         return
@@ -174,6 +229,7 @@ def main() -> None:
                 "most_steps": STEPS,
                 "ends_above": ENOUGH,
             },
+            "answers": {**SHAPE, "window_size": WINDOW, "tokens_a_page": TOKENS_A_PAGE},
         },
         {
             "peak_60_over_peak_5": flat["60"]["peak_mb"] / flat["5"]["peak_mb"],
@@ -181,7 +237,9 @@ def main() -> None:
                 "window_checkpointing_5_to_60": (flat["60"]["peak_mb"] - flat["5"]["peak_mb"]) / 55,
                 "plain_backpropagation_5_to_20": (plain["20"]["peak_mb"] - plain["5"]["peak_mb"]) / 15,
             },
+            "answer_mb_a_page_10_to_100": (answers["100"]["peak_mb"] - answers["10"]["peak_mb"]) / 90,
             "memory": memory,
+            "answers": answers,
             "task": task,
         },
         {"peak_60_over_peak_5": "at most 1.02", "recurrent, 1 windows apart": "above 95 %, disjoint at chance"},
