@@ -80,6 +80,11 @@ class TokenStore:
     def num_bytes(self) -> np.ndarray:
         return self._column("num_bytes")
 
+    @property
+    def digest(self) -> str:
+        """The sha256 over the shards' sha256 of their texts: the same for the same texts in the same order."""
+        return hashlib.sha256("".join(shard["digest"] for shard in self.manifest["shards"]).encode()).hexdigest()
+
     def _column(self, name: str) -> np.ndarray:
         if self.dataset is None:
             return np.zeros(0, np.int64)
