@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -120,7 +121,8 @@ KNOWN = sorted(field.name for part in PARTS for field in dataclasses.fields(part
 
 class Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"The recipe does not fit: {message.replace('argument --', '')}.")
+        # "argument --a_key/--a-key: invalid ..." -> "`a_key`: invalid ..."
+        raise ValueError(re.sub(r"^argument --([^\s/:]+)[^:]*", r"`\1`", message).removesuffix(".") + ".")
 
 
 def read_keys(recipe: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
