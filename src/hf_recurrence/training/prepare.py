@@ -2,6 +2,7 @@
 """What a recipe names, made ready for Trainer: tokenizer, model, data."""
 
 import difflib
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    DataCollatorWithPadding,
     PreTrainedTokenizerFast,
-    TrainingArguments,
 )
 from transformers.utils import logging
 
@@ -41,6 +42,7 @@ from ..data import (
     masked_lm_collator,
 )
 from ..data.documents import SPLITS, split_names
+from ..data.glue import glue_task, read_glue
 from ..data.token_store import tokenizer_digest
 from ..metrics import files_digest
 from .carry_state import CACHES, CarryState, MarkWhole
@@ -82,7 +84,7 @@ class Prepared(NamedTuple):
 
 def prepare(recipe: Recipe) -> Prepared:
     """The model, tokenizer and data of a recipe."""
-    evaluates = str(recipe.arguments.eval_strategy.value) != "no"
+    evaluates = recipe.arguments.eval_strategy != "no"
     plan = ModelPlan(recipe.model)
     if recipe.model.task in ("causal_lm", "masked_lm"):
         return prepare_texts(recipe, plan, evaluates)
@@ -110,9 +112,9 @@ class ModelPlan:
             raise ValueError(
                 f"`task` must be one that {self.model_type} is for ({', '.join(able) or 'none'}), got {recipe.task!r}."
             )
-        self.model_class = MAPPINGS[recipe.task][self.config_class]
+        self.model_class: Any = MAPPINGS[recipe.task][self.config_class]
         self.carries = self.model_type in CACHES
-        self.window_size = recipe.window_size or getattr(found, "window_size", None)
+        self.window_size = int(recipe.window_size or getattr(found, "window_size", None) or 0)
         self.overlap = recipe.overlap if recipe.overlap is not None else getattr(found, "overlap", 0)
         self.num_windows_default = getattr(found, "segment_length", 0) // (self.window_size or 1)
         known = self.config_class().to_dict()
@@ -125,7 +127,9 @@ class ModelPlan:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f", nearest {near[0]!r}" if near else ""
-                raise ValueError(f"`model_settings` must be fields of {self.config_class.__name__}, got {name!r}{hint}.")
+                raise ValueError(
+                    f"`model_settings` must be fields of {self.config_class.__name__}, got {name!r}{hint}."
+                )
         if self.from_scratch:
             given = json.loads(path.read_text(encoding="utf-8"))
             given = {name: value for name, value in given.items() if name in known and name not in NOT_SETTINGS}
@@ -152,7 +156,7 @@ class ModelPlan:
 
 
 def make_tokenizer(plan: ModelPlan, texts: Callable[[], Iterator[str]], folder: Path) -> Any:
-    """The tokenizer that the recipe names, checked against the model's vocabulary; trained ones are kept in `folder`."""
+    """The tokenizer that the recipe names, fitting the model's vocabulary; one that is trained is kept in `folder`."""
     recipe = plan.recipe
     if recipe.tokenizer_vocab_size is not None:
         if not plan.from_scratch:
@@ -165,6 +169,8 @@ def make_tokenizer(plan: ModelPlan, texts: Callable[[], Iterator[str]], folder: 
         plan.settings["vocab_size"] = plan.vocab_size = len(tokenizer)
     elif recipe.tokenizer == "bytes":
         tokenizer = byte_tokenizer()
+        if plan.from_scratch and "vocab_size" not in recipe.settings:
+            plan.settings["vocab_size"] = plan.vocab_size = len(tokenizer)
     elif recipe.tokenizer is None and plan.from_scratch:
         raise ValueError('`tokenizer` must be a folder, a Hub name or "bytes" for a model from scratch, got none.')
     else:
@@ -190,7 +196,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int, causal: bool) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of texts: with an end of text for causal models, else with RoBERTa's special tokens."""
+    """A byte-level BPE tokenizer, with an end of text for causal models, else with RoBERTa's special tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     core.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -341,14 +347,16 @@ def prepare_texts(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepared:
     if not causal:
         collator = MaskOrKeep(masked_lm_collator(tokenizer, data.mlm_probability, data.whole_words))
         segments = {split: MaskedSegments(of, tokenizer, segment_length) for split, of in tokens.items()}
-        evaluation = FixedMasks(segments["validation"], collator.collator) if evaluates else None
+        masked = FixedMasks(segments["validation"], collator.collator) if evaluates else None
         rows = -(-len(segments["train"]) // (arguments.per_device_train_batch_size * arguments.world_size))
         model = plan.build(tokenizer)
         limit = getattr(model.config, "max_position_embeddings", segment_length)
         if segment_length > limit:
-            raise ValueError(f"`segment_length` must be at most the model's positions ({limit}), got {segment_length}.")
+            raise ValueError(
+                f"`segment_length` must be at most the model's positions ({limit}), got {segment_length}."
+            )
         return Prepared(
-            *(model, tokenizer, segments["train"], evaluation, collator, [MarkWhole()], None, facts),
+            *(model, tokenizer, segments["train"], masked, collator, [MarkWhole()], None, facts),
             *(segment_length, segment_length, rows),
         )
     train = make_lanes(tokens["train"], recipe, arguments.train_batch_size, segment_length, "train")
@@ -359,10 +367,10 @@ def prepare_texts(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepared:
             logger.warning(f"The validation documents make {fewest} lanes a process, not {arguments.eval_batch_size}.")
             arguments.per_device_eval_batch_size = fewest
         evaluation = make_lanes(tokens["validation"], recipe, arguments.eval_batch_size, segment_length, "eval")
-    collator = collate_lanes if plan.carries else CollateWindows(plan.window_size)
+    collate = collate_lanes if plan.carries else CollateWindows(plan.window_size)
     callbacks: list[Any] = [CarryState() if plan.carries else MarkWhole()]
     return Prepared(
-        *(plan.build(tokenizer), tokenizer, train, evaluation, collator, callbacks, None, facts),
+        *(plan.build(tokenizer), tokenizer, train, evaluation, collate, callbacks, None, facts),
         *(segment_length, plan.window_size, train.num_steps),
     )
 
@@ -370,7 +378,7 @@ def prepare_texts(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepared:
 def row_length(recipe: Recipe, plan: ModelPlan) -> int:
     """The tokens of a row in one step of a causal model."""
     data = recipe.data
-    if plan.window_size is None:
+    if not plan.window_size:
         raise ValueError(f"`window_size` must be given for {plan.model_type}, whose config has none.")
     if not plan.carries and plan.overlap:
         raise ValueError(
@@ -427,7 +435,8 @@ def prepare_answers(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepare
     kept = texts.folder("tokenizer", recipe.model.tokenizer_vocab_size, False)
     tokenizer = make_tokenizer(plan, lambda: (row["context"] for row in examples(files["train"])), kept)
     processor = HotpotQAProcessor(tokenizer, plan.window_size, plan.overlap, data.max_answer_length)
-    features, facts = {}, {}
+    features: dict[str, Any] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for split, file in files.items():
         most = data.max_train_documents if split == "train" else data.max_validation_documents
         rows = datasets.Dataset.from_list(list(examples(file)))
@@ -457,8 +466,6 @@ def prepare_answers(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepare
 
 def examples(file: Path) -> Iterator[dict[str, Any]]:
     """The flat examples of a JSON or JSON lines file."""
-    import gzip
-
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
         rows = map(json.loads, opened) if ".jsonl" in file.suffixes else json.load(opened)
         for row in rows:
@@ -467,7 +474,40 @@ def examples(file: Path) -> Iterator[dict[str, Any]]:
 
 def prepare_glue(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepared:
     """A GLUE task's sentences and labels."""
-    raise NotImplementedError
+    from ..evaluation.glue import glue_scores
+
+    data, arguments = recipe.data, recipe.arguments
+    if data.glue_task is None:
+        raise ValueError("`glue_task` must be one of GLUE's for sequence_classification, got none.")
+    task = glue_task(data.glue_task)
+    length = data.segment_length or 128
+    rows = {split: read_glue(data.data, data.glue_task, split) for split in ("train", "validation")[: 1 + evaluates]}
+    kept = TextSource(data, "train").folder("tokenizer", recipe.model.tokenizer_vocab_size, False)
+    tokenizer = make_tokenizer(plan, lambda: (row[name] for row in rows["train"] for name in task.texts), kept)
+    names = list(task.texts)
+    facts: dict[str, dict[str, Any]] = {}
+    for split, found in rows.items():
+        most = data.max_train_documents if split == "train" else data.max_validation_documents
+        if most is not None and most < len(found):
+            found = found.shuffle(seed=arguments.seed).select(range(most))
+        digest = hashlib.sha256(json.dumps(found.to_dict()).encode()).hexdigest()
+        facts[split] = {"name": f"GLUE {task.folder}", "documents": len(found), "sha256": digest}
+        rows[split] = found.map(
+            lambda row: tokenizer(*(row[name] for name in names), truncation=True, max_length=length),
+            remove_columns=names,
+            desc=f"Tokens of {split}",
+        )
+        facts[split]["tokens"] = sum(len(ids) for ids in rows[split]["input_ids"])
+
+    def compute_metrics(result: Any) -> dict[str, float]:
+        return glue_scores(str(data.glue_task), result.predictions, result.label_ids)
+
+    model = plan.build(tokenizer, num_labels=task.num_labels)
+    rows_a_step = arguments.train_batch_size * arguments.world_size
+    return Prepared(
+        *(model, tokenizer, rows["train"], rows.get("validation"), DataCollatorWithPadding(tokenizer), [MarkWhole()]),
+        *(compute_metrics, facts, length, length, -(-len(rows["train"]) // rows_a_step)),
+    )
 
 
 __all__ = ["Prepared", "byte_tokenizer", "prepare"]

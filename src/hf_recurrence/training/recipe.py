@@ -114,6 +114,11 @@ class Recipe(NamedTuple):
     run: RunRecipe
     arguments: TrainingArguments
 
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        return Path(str(self.arguments.output_dir))
+
 
 PARTS: tuple[Any, ...] = (ModelRecipe, DataRecipe, RunRecipe, TrainingArguments)
 KNOWN = sorted(field.name for part in PARTS for field in dataclasses.fields(part) if field.init)
@@ -169,6 +174,10 @@ def parse_recipe(recipe: str | os.PathLike[str], overrides: Sequence[str] = ()) 
     model, data, run, arguments = Parser(PARTS, allow_abbrev=False).parse_args_into_dataclasses(
         words, look_for_args_file=False
     )
+    parts = [vars(part) for part in (model, data, run, arguments)]
+    values = {name: value for part in parts for name, value in part.items()}
+    # YAML takes 2e-5 for a text
+    keys = {key: values[key] if isinstance(values[key], float) else value for key, value in keys.items()}
     return Recipe(keys, model, data, run, arguments)
 
 
