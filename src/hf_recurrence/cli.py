@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed or interrupted, 2 wrong usage.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,35 @@ def positive(value: str) -> int:
     if not value.isdigit() or int(value) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {value!r}")
     return int(value)
+
+
+# train
+
+
+def train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a YAML file, such as those in configs/")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="in place of the recipe's; null takes one out"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint of output_dir")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check all, tokenise the data, and tell what would be done"
+    )
+
+
+def train_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .training import train
+
+    if int(os.environ.get("RANK", "0")):  # of several processes the first one speaks
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return train(arguments.recipe, arguments.overrides, arguments.resume, arguments.dry_run)
+
+
+def train_show(result: dict[str, Any]) -> str:
+    if result["status"] == "dry run":
+        return "Dry run: nothing was trained."
+    lines = [f"{name}: {value:.6g}" for name, value in result["results"].items() if value is not None]
+    return "\n".join([*lines, f"in {result['output_dir']}"])
 
 
 # read
@@ -194,6 +224,13 @@ def report_show(result: dict[str, Any]) -> str:
 
 
 VERBS = {
+    "train": Verb(
+        "train a recipe, from a folder of texts to a checkpoint",
+        "hf-recurrence train configs/recurrent_gpt2_cpu.yaml data=books output_dir=my-model",
+        train_options,
+        train_run,
+        train_show,
+    ),
     "read": Verb(
         "read a text once and store what the model knows of it",
         "hf-recurrence read my-model book.txt --state book.safetensors",

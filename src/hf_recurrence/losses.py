@@ -108,8 +108,8 @@ def logits_and_loss(
 
 
 def number_of_items(targets: torch.Tensor, given: int | torch.Tensor | None) -> torch.Tensor:
-    """What the sum of the losses is divided by: what was given, or the number of targets."""
-    return (targets != -100).sum().clamp(min=1) if given is None else torch.as_tensor(given)
+    """What the sum of the losses is divided by: what was given, or the number of targets; 1 where there are none."""
+    return ((targets != -100).sum() if given is None else torch.as_tensor(given)).clamp(min=1)
 
 
 def is_plain_linear(lm_head: nn.Module) -> bool:

@@ -62,15 +62,18 @@ def split_files(folder: Path, split: str) -> list[Path]:
     kinds = (".txt", ".tokens", ".raw", ".jsonl", ".jsonl.gz", ".parquet")
     files = [path for path in sorted(folder.rglob("*")) if path.name.endswith(kinds) or path.name == "enwik8"]
 
-    def has(path: Path, name: str) -> bool:
-        parts = path.relative_to(folder).parts
-        return name in parts[:-1] or name in re.split(r"[^a-z0-9]+", parts[-1].lower())
-
-    named = {key: [path for path in files if any(has(path, name) for name in SPLITS[key])] for key in SPLITS}
+    named = {key: [path for path in files if key in split_names(path, folder)] for key in SPLITS}
     found = named[split] if any(named.values()) else files
     if not found:
         raise ValueError(f"`source` must have {', '.join(kinds)} or enwik8 files for {split!r}, got {str(folder)!r}.")
     return found
+
+
+def split_names(path: Path, folder: Path) -> set[str]:
+    """The splits that the name of a file, or a folder that it is in, speaks of."""
+    parts = path.relative_to(folder).parts
+    words = {*parts[:-1], *re.split(r"[^a-z0-9]+", parts[-1].lower())}
+    return {split for split, names in SPLITS.items() if words & {*names}}
 
 
 def from_file(path: Path, split: str, column: str) -> Iterator[str]:

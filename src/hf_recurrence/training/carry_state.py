@@ -26,7 +26,7 @@ from ..data.lanes import Lanes, carrying
 logger = logging.get_logger(__name__)
 
 CACHES: dict[str, type[RowCache]] = {cache.model_type: cache for cache in (RecurrentCache, BlockRecurrentCache)}
-STATE_FILE = re.compile(r"carry_state_(\d+)_of_(\d+)\.safetensors")
+STATE_FILE = re.compile(r"(?:carry_state|whole)_(\d+)_of_(\d+)(?:\.safetensors)?")
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -37,7 +37,7 @@ def state_path(args: Any, step: int) -> Path:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether all of a checkpoint was written: the states come last, and all processes' are there."""
+    """Whether all of a checkpoint was written: states or marks come last, and all processes' are there."""
     found = [STATE_FILE.fullmatch(path.name) for path in checkpoint.iterdir()]
     states = {(int(match[1]), int(match[2])) for match in found if match}
     return any(all((process, total) in states for process in range(total)) for _, total in states)
@@ -225,6 +225,24 @@ class CarryState(TrainerCallback):
         return CACHES[model_type].load(path, "cpu" if args.device.type == "cpu" else args.device)
 
 
+class MarkWhole(TrainerCallback):
+    """Lets `last_whole_checkpoint` find the checkpoints of runs that carry no state."""
+
+    def path(self, args: Any, step: int) -> Path:
+        return Path(args.output_dir, f"checkpoint-{step}", f"whole_{args.process_index}_of_{args.world_size}")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # What a killed run left in the folder that may be written next must not make it look whole.
+        self.path(args, state.global_step).unlink(missing_ok=True)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        path = self.path(args, state.global_step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
 def check_lanes(loader: Any, args: Any, batch_size: int, name: str) -> None:
     """Raises a `ValueError` if the rows of the loader's batches do not go on from batch to batch."""
     dataset = loader.dataset
@@ -248,4 +266,4 @@ def check_lanes(loader: Any, args: Any, batch_size: int, name: str) -> None:
             )
 
 
-__all__ = ["CarryState", "last_whole_checkpoint"]
+__all__ = ["CarryState", "MarkWhole", "last_whole_checkpoint"]
