@@ -74,7 +74,7 @@ def render_card(
         pipeline_tag=task,
         base_model=base_model,
         datasets=hub_datasets(records) or None,
-        tags=["hf_recurrence", "custom_code", "long-documents", model_type.replace("_", "-")],
+        tags=["hf_recurrence", "custom_code", model_type.replace("_", "-")],
         model_name=name if results else None,
         eval_results=[evaluated(row, task) for row in results] or None,
     )
