@@ -64,18 +64,16 @@ class Normalisation(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         output, shrink = ctx.saved_tensors
         wide, along = at_least_float32(gradient), at_least_float32(output)
-        share = mean_or_sum(wide * along, ctx.mean)
-        return ((wide - along * share) * shrink).to(gradient.dtype), None, None
-
-
-def mean_or_sum(values: torch.Tensor, mean: bool) -> torch.Tensor:
-    return values.mean(-1, keepdim=True) if mean else values.sum(-1, keepdim=True)
+        share = (wide * along).sum(-1, keepdim=True)
+        scale = -1 / wide.shape[-1] if ctx.mean else -1
+        return torch.addcmul(wide, along, share, value=scale).mul_(shrink).to(gradient.dtype), None, None
 
 
 def normalised(vectors: torch.Tensor, mean: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The vectors of the last axis at a mean, or a sum, of squares of 1, and what they were multiplied by."""
     wide = at_least_float32(vectors)
-    shrink = mean_or_sum(wide.square(), mean).add_(eps).rsqrt_()
+    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
+    shrink = (squares.div_(wide.shape[-1]) if mean else squares).add_(eps).rsqrt_()
     output = wide * shrink
     return output if wide is vectors else output.to(vectors.dtype), shrink
 
