@@ -1,8 +1,7 @@
 """Time and memory of the block-recurrent transformer: its gates against one more layer, a peer, lengths, decoding.
 
 `python -m benchmarks.block_recurrent` takes about ten minutes. The peer is PyPI's block-recurrent-transformer-pytorch
-0.4.4 (with einops and beartype), which is left out, and said so, where it is not installed. Times are those with an
-allocator that keeps what is freed.
+0.4.4 (with einops and beartype), which is left out, and said so, where it is not installed.
 """
 
 import importlib.util
@@ -12,7 +11,7 @@ import sys
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.common import in_process, interleaved_ratios, keep_freed_memory, memory_mb, write_results
+from benchmarks.common import in_process, interleaved_ratios, memory_mb, write_results
 from hf_recurrence import BlockRecurrentConfig, BlockRecurrentForCausalLM
 from hf_recurrence.evaluation import block_recurrent_flops
 
@@ -148,7 +147,6 @@ def measure(kind: str, length: int) -> dict[str, float]:
 
 
 def main() -> None:
-    keep_freed_memory()
     results = {"training": training_times(), "generation": generation_times(), "length_times": length_times()}
     results["length_memory"] = {}
     for length in LENGTHS:
@@ -157,16 +155,7 @@ def main() -> None:
         results["peer_memory"] = in_process("benchmarks.block_recurrent", "peer", LENGTH)
     write_results(
         "block_recurrent",
-        {
-            **SHAPE,
-            "rows": ROWS,
-            "length": LENGTH,
-            "rounds": ROUNDS,
-            "prompt": PROMPT,
-            "new_tokens": NEW,
-            "seed": 0,
-            "allocator": "keeps freed memory",
-        },
+        {**SHAPE, "rows": ROWS, "length": LENGTH, "rounds": ROUNDS, "prompt": PROMPT, "new_tokens": NEW, "seed": 0},
         results,
         {
             "Rec:fixed:skip": "at most 1.00 of Slide with one more layer, the other five 1.08, feedback 1.40",

@@ -67,17 +67,6 @@ def interleaved_ratios(runs: dict[str, Callable[[], Any]], base: str, rounds: in
     }
 
 
-def keep_freed_memory() -> None:
-    """Starts this program again with an allocator that keeps what is freed; does nothing in the program so started.
-
-    The C library's default gives large blocks back to the system or not, as its heap happens to lie: the faults of
-    getting them again come and go between turns, and cost a step of many small tensors up to a seventh of its time.
-    """
-    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-        settings = {"MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **settings})
-
-
 def memory_mb(field: str) -> float:
     """A field of this process's memory, VmRSS (now) or VmHWM (the peak), in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -92,7 +81,6 @@ def in_process(module: str, *arguments: Any) -> dict[str, Any]:
     The allocator gives large blocks back at once: its default would show growth of memory that is not in use.
     """
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    environment.pop("MALLOC_TRIM_THRESHOLD_", None)
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -72,7 +72,7 @@ class Normalisation(torch.autograd.Function):
 def normalised(vectors: torch.Tensor, mean: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The vectors of the last axis at a mean, or a sum, of squares of 1, and what they were multiplied by."""
     wide = at_least_float32(vectors)
-    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
+    squares = wide.square().sum(-1, keepdim=True)
     shrink = (squares.div_(wide.shape[-1]) if mean else squares).add_(eps).rsqrt_()
     output = wide * shrink
     return output if wide is vectors else output.to(vectors.dtype), shrink
