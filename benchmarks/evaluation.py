@@ -23,7 +23,7 @@ from hf_recurrence.evaluation import evaluate_perplexity, flops_per_token
 
 
 SHAPE = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 8192, "n_positions": 1024}
-WINDOW, ROWS, LENGTH, ROUNDS = 300, 4, 6001, 5
+WINDOW, ROWS, LENGTH, ROUNDS = 300, 4, 3001, 5
 OVERLAPS = (0, 75, 150)
 
 
