@@ -59,6 +59,7 @@ def test_the_record_beside_the_checkpoint_is_what_the_functions_give(place, tmp_
     command = ("evaluate", place / "recurrent", "--data", place / "books", "--overlap", 0, 8, "--window", 16, 32)
     code, out, err = run(capsys, *command, "--batch-size", 2, "--json")
     assert code == 0, err
+    assert "token/s" in err  # the bar
     record = json.loads((place / "recurrent" / "metrics.json").read_text())["evaluate-books-test"]
     printed = json.loads(out)
     assert printed["results"] == record["results"]
