@@ -50,7 +50,7 @@ def bare(model: Any, ids: torch.Tensor) -> float:
         else:
             outputs = model(inputs, past_key_values=cache, use_cache=True)
             cache = outputs.past_key_values
-        total += F.cross_entropy(outputs.logits.transpose(1, 2), targets, reduction="sum").item()
+        total += F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
     return total
 
 

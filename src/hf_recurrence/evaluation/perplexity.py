@@ -282,7 +282,8 @@ def score_windows(
         # pads stand behind all tokens, which do not see them
         only = {"logits_to_keep": length - scored} if keeps else {}
         logits = model(ids.to(model.device), use_cache=False, return_dict=True, **only).logits[:, scored - length :]
-        losses = F.cross_entropy(at_least_float32(logits).transpose(1, 2), targets, reduction="none").double()
+        losses = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="none")
+        losses = losses.double().view_as(targets)
         counts = (targets != -100).sum(1).tolist()
         for (document, *_), loss, count in zip(batch, losses.sum(1).tolist(), counts, strict=True):
             partial.losses[document] += loss
