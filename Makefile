@@ -34,6 +34,7 @@ benchmarks: $(READY)  ## measures again, about half an hour alone on the machine
 	$(BIN)/python -W ignore -m benchmarks.recurrent_roberta
 	$(BIN)/python -W ignore -m benchmarks.sru_bert
 	$(BIN)/python -W ignore -m benchmarks.pipeline
+	$(BIN)/python -W ignore -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.report
 
 clean:

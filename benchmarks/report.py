@@ -72,7 +72,7 @@ def table() -> str:
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
         share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
         rows.append((f"copy task over {distance} windows of 8, answers right after 1500 steps, a seed each", share))
-    rows += encoder_rows()
+    rows += encoder_rows() + evaluation_rows()
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
 
 
@@ -96,6 +96,21 @@ def encoder_rows() -> list[tuple[str, str]]:
         for arm, scores in load("hotpotqa")["summary"].items():
             f1, exact = (f"{scores[name]['mean']:.2f} ± {scores[name]['standard_deviation']:.2f}" for name in scores)
             rows.append((f"HotpotQA, a small RoBERTa from scratch, {arm}: F1, exact match", f"{f1}, {exact}"))
+    return rows
+
+
+def evaluation_rows() -> list[tuple[str, str]]:
+    """The rows of evaluation, of what has been measured."""
+    if not (RESULTS / "evaluation.json").exists():
+        return []
+    rows = []
+    for name, found in load("evaluation").items():
+        ratio = found["evaluation_over_bare_tokens_per_second"]
+        rows.append((f"evaluation, {name} GPT-2: tokens a second over those of a bare loop", f"{ratio:.2f}"))
+        times, windows = found["time_over_that_without_overlap"], found["windows_over_those_without_overlap"]
+        for overlap in list(times)[1:]:
+            what = f"the same with an overlap of {overlap} of 300: time, and windows, over those without"
+            rows.append((what, f"{times[overlap]:.2f}, {windows[overlap]:.2f}"))
     return rows
 
 

@@ -19,6 +19,7 @@ from hf_recurrence import (
 from hf_recurrence.data import TokenStore, documents
 from hf_recurrence.evaluation import evaluate, evaluate_perplexity, plots, state_gain
 from hf_recurrence.evaluation.report import report
+from hf_recurrence.publishing.card import render_card
 from tests.test_glue import folder as glue_folder  # noqa: F401
 from tests.test_question_answering import HOTPOT
 from tests.test_readme import make_bert, make_gpt2, make_roberta
@@ -58,6 +59,7 @@ def test_the_record_beside_the_checkpoint_is_what_the_functions_give(place, tmp_
     command = ("evaluate", place / "recurrent", "--data", place / "books", "--overlap", 0, 8, "--window", 16, 32)
     code, out, err = run(capsys, *command, "--batch-size", 2, "--json")
     assert code == 0, err
+    assert "token/s" in err  # the bar
     record = json.loads((place / "recurrent" / "metrics.json").read_text())["evaluate-books-test"]
     printed = json.loads(out)
     assert printed["results"] == record["results"]
@@ -65,8 +67,8 @@ def test_the_record_beside_the_checkpoint_is_what_the_functions_give(place, tmp_
     store = TokenStore.build(tmp_path / "tokens", documents(place / "books", "test"), tokenizer)
     model = AutoModelForCausalLM.from_pretrained(place / "recurrent").eval()
     found = record["results"]["perplexity"]
-    assert [(row["window_size"], row["overlap"]) for row in found] == [(16, 0), (16, 8), (32, 0), (32, 8)]
-    for row in found:
+    assert list(found) == [f"window {width}, overlap {overlap}" for width in (16, 32) for overlap in (0, 8)]
+    for row in found.values():
         expected = evaluate_perplexity(model, store, row["window_size"], row["overlap"], progress=False)
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert row["words"] == sum(len(TEXT[:size].split()) for size in (1500, 900, 300))
@@ -78,6 +80,7 @@ def test_the_record_beside_the_checkpoint_is_what_the_functions_give(place, tmp_
     assert record["settings"]["model_type"] == "recurrent_gpt2"
     assert {"command", "commit", "versions", "seeds"} <= set(record)
     assert not list((place / "recurrent").glob("*partial*"))
+    assert "perplexity window 32, overlap 8 word_perplexity" in render_card(place / "recurrent", "me/recurrent")
     # the tokens of a store, and the plain model beside it, into another folder
     code, out, err = run(
         capsys,
@@ -95,7 +98,8 @@ def test_the_record_beside_the_checkpoint_is_what_the_functions_give(place, tmp_
     record = json.loads((tmp_path / "plain" / "metrics.json").read_text())["evaluate-tokens-test"]
     plain = GPT2LMHeadModel.from_pretrained(place / "gpt2").eval()
     expected = evaluate_perplexity(plain, store, 32, progress=False)
-    assert record["results"]["perplexity"][0]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    row = record["results"]["perplexity"]["window 32, overlap 0"]
+    assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert "state_gain" not in record["results"]
 
 
@@ -216,6 +220,10 @@ def perplexity_row(kind: str, window: int, overlap: int, words: float) -> dict:
     }
 
 
+def by_window(rows: list[dict]) -> dict[str, dict]:
+    return {f"window {row['window_size']}, overlap {row['overlap']}": row for row in rows}
+
+
 def write_run(folder: Path, records: dict[str, dict]) -> Path:
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps(records))
@@ -230,16 +238,19 @@ def make_runs(folder: Path) -> list[Path]:
         rows += [perplexity_row(kind, window, 0, base * (300 / window) ** 0.1) for window in (200, 400, 500, 600)]
         gain = {"gain": 0.05, "loss_with_state": 3.0, "loss_without_state": 3.05, "first_position": 0}
         gain |= {"gain_by_position": [0.3 / (1 + n) for n in range(300)], "gain_by_distance": [0.05, 0.01, 0.002]}
-        results = {"perplexity": rows} | ({"state_gain": gain} if kind != "gpt2" else {})
+        results = {"perplexity": by_window(rows)} | ({"state_gain": gain} if kind != "gpt2" else {})
         records = {"evaluate-pg19-validation": {"data": {"name": "pg19", "split": "validation"}, "results": results}}
-        test = {"perplexity": [{**row, "word_perplexity": row["word_perplexity"] * 0.86} for row in rows]}
-        records["evaluate-pg19-test"] = {"data": {"name": "pg19", "split": "test"}, "results": test}
+        test = [{**row, "word_perplexity": row["word_perplexity"] * 0.86} for row in rows]
+        records["evaluate-pg19-test"] = {
+            "data": {"name": "pg19", "split": "test"},
+            "results": {"perplexity": by_window(test)},
+        }
         runs.append(write_run(folder / name, records))
     for name, words, speed in (("slide", 34.8, 1.0), ("rec-fixed-skip", 32.3, 1.01)):
         rows = [perplexity_row("block_recurrent", 512, 0, words)]
         records = {
-            "train": {"settings": {"learning_rate": 1e-2}, "results": {"train_steps_per_second": speed}},
-            "evaluate": {"data": {"name": "books", "split": "test"}, "results": {"perplexity": rows}},
+            "train": {"settings": {"learning_rate": 1e-2}, "results": {"seconds": 100 / speed, "steps": 100}},
+            "evaluate": {"data": {"name": "books", "split": "test"}, "results": {"perplexity": by_window(rows)}},
         }
         runs.append(write_run(folder / name, records))
     for kind, score in (("bert", 0.6), ("sru_bert", 0.65)):

@@ -113,3 +113,7 @@ def test_the_targets_were_reached() -> None:
     assert generation["time_at_20000_over_time_at_500"] <= 1.1
     memory_at = list(generation["process_memory_mb_at_token"].values())
     assert max(memory_at) == pytest.approx(min(memory_at), rel=0.01)
+    for name, found in load("evaluation").items():
+        assert found["evaluation_over_bare_tokens_per_second"] >= 0.95, name
+        times, windows = found["time_over_that_without_overlap"], found["windows_over_those_without_overlap"]
+        assert all(1 <= times[overlap] <= windows[overlap] for overlap in times), name

@@ -199,9 +199,11 @@ def evaluate_run(arguments: argparse.Namespace) -> dict[str, Any]:
 def evaluate_show(result: dict[str, Any]) -> str:
     lines = []
     for metric, found in result["results"].items():
-        for row in found if isinstance(found, list) else [found]:
+        rows = [*found.items()] if metric == "perplexity" else [("", found)]
+        for title, row in rows:
             numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            lines.append(f"{metric}: " + ", ".join(f"{name} {value:,.6g}" for name, value in numbers.items()))
+            text = ", ".join(f"{name} {value:,.6g}" for name, value in numbers.items())
+            lines.append(f"{metric} {title}".rstrip() + f": {text}")
     return "\n".join([*lines, f"written to {result['file']}" if "file" in result else ""]).rstrip()
 
 

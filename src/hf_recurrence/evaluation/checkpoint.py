@@ -157,7 +157,8 @@ def evaluate(
             from what it left there.
 
     ```python
-    >>> evaluate("my-model", "books", overlaps=[0, 10, 50])["results"]["perplexity"][0]["word_perplexity"]
+    >>> found = evaluate("my-model", "books", overlaps=[0, 50])["results"]["perplexity"]
+    >>> found["window 300, overlap 50"]["word_perplexity"]
     ```"""
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
     chosen = choose_metrics(config, metrics, baseline)
@@ -264,17 +265,18 @@ def perplexities(
     overlaps: Sequence[int] | None,
     resume: Path | None,
     **settings: Any,
-) -> list[dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """The results of `evaluate_perplexity` for each window with each overlap; all are checked before the first."""
     own: list[int | None] = [None]
     pairs = list(itertools.product(windows or own, overlaps or own))
     for window, overlap in pairs:
         with changed_windows(model, window, overlap):
             pass
-    found = []
+    found = {}
     for window, overlap in pairs:
         path = None if resume is None else resume.with_name(f"{resume.name}.{window}.{overlap}.json")
-        found.append(evaluate_perplexity(model, store, window, overlap, resume=path, **settings))
+        row = evaluate_perplexity(model, store, window, overlap, resume=path, **settings)
+        found[f"window {row['window_size']}, overlap {row['overlap']}"] = row
     return found
 
 

@@ -26,8 +26,8 @@ from .flops import flops_per_token
 
 
 RECURRENT = ("recurrent_gpt2", "block_recurrent")
-# logits are made of no more numbers than these at a time
-MAX_LOGITS = 1 << 24
+# logits are made of no more numbers than these at a time: from hidden states, and of whole windows of other models
+MAX_LOGITS, MAX_WINDOW_LOGITS = 1 << 24, 1 << 26
 # block-recurrent models run whole blocks together, this many tokens of a row in a call
 BLOCK_TOKENS = 2048
 
@@ -268,7 +268,7 @@ def score_windows(
     while done < len(windows):
         first = windows[done]
         kept = int(first[2] - first[1] - first[3]) if keeps else int(first[2] - first[1])
-        size = max(1, min(batch_size, MAX_LOGITS // (kept * model.config.vocab_size)))
+        size = max(1, min(batch_size, MAX_WINDOW_LOGITS // (kept * model.config.vocab_size)))
         batch = windows[done : done + size]
         batch = batch[batch[:, 3] == first[3]].tolist()
         length = max(stop - start for _, start, stop, _ in batch)
@@ -282,7 +282,8 @@ def score_windows(
         # pads stand behind all tokens, which do not see them
         only = {"logits_to_keep": length - scored} if keeps else {}
         logits = model(ids.to(model.device), use_cache=False, return_dict=True, **only).logits[:, scored - length :]
-        losses = F.cross_entropy(at_least_float32(logits).transpose(1, 2), targets, reduction="none").double()
+        losses = F.cross_entropy(at_least_float32(logits).flatten(0, 1), targets.flatten(), reduction="none")
+        losses = losses.double().view_as(targets)
         counts = (targets != -100).sum(1).tolist()
         for (document, *_), loss, count in zip(batch, losses.sum(1).tolist(), counts, strict=True):
             partial.losses[document] += loss

@@ -95,10 +95,18 @@ def read_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Record]:
         if not whole:
             raise ValueError(f"`runs` must be files of records by name, each with results, got {str(path)!r}.")
         rate = next(find_values(content, "learning_rate"), None)
-        speed = next(find_values(content, "train_steps_per_second"), None)
-        step = 1 / speed if speed else None
+        step = step_seconds(content)
         records += [Record(label, name, record, rate, step) for name, record in content.items()]
     return records
+
+
+def step_seconds(records: dict[str, Any]) -> float | None:
+    """The seconds of a training step: those of the run over its steps; None without a record of training."""
+    for name, record in records.items():
+        found = record["results"]
+        if name.startswith("train") and found.get("seconds") and found.get("steps"):
+            return float(found["seconds"]) / float(found["steps"])
+    return None
 
 
 def run_names(runs: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -119,7 +127,7 @@ def perplexity_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     return [
         {"run": record.run, "data": record.data, "split": record.split, **row}
         for record in records
-        for row in record.results.get("perplexity", [])
+        for row in record.results.get("perplexity", {}).values()
     ]
 
 
@@ -168,7 +176,7 @@ def block_points(records: list[Record]) -> list[dict[str, Any]]:
         | {"word_perplexity": row["word_perplexity"], "flops": row["flops_per_token"], "seconds": record.step_seconds}
         | {"parameters": record.content.get("settings", {}).get("parameters")}
         for record in records
-        for row in record.results.get("perplexity", [])
+        for row in record.results.get("perplexity", {}).values()
         if row["model_type"] == "block_recurrent"
     ]
     base = next((point["seconds"] for point in found if point["seconds"]), None)
