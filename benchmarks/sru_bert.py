@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,19 @@ from hf_recurrence.modeling_sru_bert import SRUBertLayer
 from hf_recurrence.scan import sru_scan, swish_scan
 
 
+MODULE = "benchmarks.sru_bert"
 SHAPES = ((8, 512, 1024), (1, 128, 768), (4, 2048, 1024))  # rows, length and width of the scan
-# A step of training runs the scans of all layers one after the other, so what counts is a scan after scans. Of one
-# that follows something else a good part is the system's, which gives and takes the memory of its results; that is
-# reported too.
-PASSES = 5
-ROUNDS = {"scan": 11, "short scan": 51, "peer": 7, "layer": 11, "model": 5}
+PASSES = 5  # a step of training runs the scans of all layers one after the other: what counts is a scan after scans
+# Of large tensors a good part of all times is the system's, which takes their memory back and gives it again, page by
+# page, as the allocator asks for it; how often depends on what ran before. So the scans are timed as it comes, with an
+# allocator that keeps its memory, and so on one thread, since steps this small run on one whatever there is.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+SETTINGS: dict[str, dict[str, str]] = {
+    "as it comes": {},
+    "memory kept": KEPT,
+    "memory kept, one thread": {**KEPT, "OMP_NUM_THREADS": "1"},
+}
+ROUNDS = {"scan": 11, "short scan": 51, "peer": 7, "layer": 11, "model": 3}
 ROWS, LENGTH, WIDTH = 4, 512, 768
 PEER = (8, 512, 1024)
 LENGTHS = (512, 1024, 2048, 4096)
@@ -57,6 +64,12 @@ def step(run: Callable[[torch.Tensor], Any], x: torch.Tensor, passes: int = 1) -
 
 
 def scan_times(rounds: dict[str, int]) -> dict[str, Any]:
+    """All shapes in all settings, each setting in a process of its own."""
+    given = json.dumps(rounds)
+    return {name: in_process(MODULE, "--scan", given, variables=variables) for name, variables in SETTINGS.items()}
+
+
+def times_of_shapes(rounds: dict[str, int]) -> dict[str, Any]:
     results = {}
     for rows, length, width in SHAPES:
         torch.manual_seed(0)
@@ -64,24 +77,19 @@ def scan_times(rounds: dict[str, int]) -> dict[str, Any]:
         # The block of this inner width stands for a network of 3/2 of it in a model of 3/8 of it: 4 to 1, as BERT's.
         outer, inner = width * 3 // 8, width * 3 // 2
         network = nn.Sequential(nn.Linear(outer, inner), nn.GELU(), nn.Linear(inner, outer))
-        y = torch.randn(rows, length, outer, requires_grad=True)
-        cases: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
-            LOOP: (loop, x),
-            "scan": (lambda x: swish_scan(x)[0], x),
-            "scan, 4 steps at once": (lambda x: swish_scan(x, steps=4)[0], x),
-            "scan, reverse": (lambda x: swish_scan(x, reverse=True)[0], x),
-            FEED_FORWARD: (network, y),
+        runs = {
+            LOOP: step(loop, x, PASSES),
+            "scan": step(lambda x: swish_scan(x)[0], x, PASSES),
+            "scan, 4 steps at once": step(lambda x: swish_scan(x, steps=4)[0], x, PASSES),
+            "scan, reverse": step(lambda x: swish_scan(x, reverse=True)[0], x, PASSES),
+            FEED_FORWARD: step(network, torch.randn(rows, length, outer, requires_grad=True), PASSES),
         }
-        found: dict[str, Any] = {}
-        for passes in (PASSES, 1):
-            runs = {name: step(*case, passes) for name, case in cases.items()}
-            times = interleaved_ratios(runs, "scan", rounds["short scan" if length < 200 else "scan"])
-            found[f"{passes} passes" if passes > 1 else "one pass"] = {
-                "seconds": {name: value["seconds"] / passes for name, value in times.items()},
-                "loop_over_scan": times[LOOP]["ratio"],
-                "scan_over_feed_forward": 1 / times[FEED_FORWARD]["ratio"],
-            }
-        results[str([rows, length, width])] = found
+        times = interleaved_ratios(runs, "scan", rounds["short scan" if length < 200 else "scan"])
+        results[str([rows, length, width])] = {
+            "seconds": {name: value["seconds"] / PASSES for name, value in times.items()},
+            "loop_over_scan": times[LOOP]["ratio"],
+            "scan_over_feed_forward": 1 / times[FEED_FORWARD]["ratio"],
+        }
     return results
 
 
@@ -103,11 +111,11 @@ def peer_times(rounds: dict[str, int]) -> dict[str, Any] | str:
     x = torch.randn(rows, length, width, requires_grad=True)
     turned_x = x.detach().transpose(0, 1).contiguous().requires_grad_()
     projection = cell.weight.detach().view(width, width, 3).permute(2, 0, 1).contiguous().requires_grad_()
-    u = (x @ projection[:, None]).detach().requires_grad_()  # [3, B, T, D]
+    u = torch.stack([x @ part for part in projection]).detach().requires_grad_()  # [3, B, T, D]
     turned_u = cell.compute_U(turned_x).detach().requires_grad_()
     start = torch.zeros(rows, width)
 
-    def recurrence(u: torch.Tensor) -> torch.Tensor:
+    def recurrence(u: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         c, earlier, _ = sru_scan(u[0], u[1] + bias[:width], weight[:width])
         return x + (c - x) * torch.sigmoid(u[2] + weight[width:] * earlier + bias[width:])
 
@@ -115,8 +123,11 @@ def peer_times(rounds: dict[str, int]) -> dict[str, Any] | str:
         values = (u, turned_x, weight, bias, start, 0, width, False, True, None, None, None)
         return elementwise_recurrence_naive(*values)[0]
 
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return recurrence([x @ part for part in projection])
+
     pairs = {
-        "the whole cell": ((lambda x: recurrence(x @ projection[:, None]), x), (lambda x: cell(x)[0], turned_x)),
+        "the whole cell": ((whole, x), (lambda x: cell(x)[0], turned_x)),
         "behind the projection": ((recurrence, u), (peers, turned_u)),
     }
     found: dict[str, Any] = {"shape": list(PEER)}
@@ -182,7 +193,7 @@ def measure(kind: str, length: int) -> dict[str, float]:
 
 def memory_of_lengths(rounds: dict[str, int]) -> dict[str, Any]:
     return {
-        kind: {str(length): in_process("benchmarks.sru_bert", "--memory", kind, length) for length in LENGTHS}
+        kind: {str(length): in_process(MODULE, "--memory", kind, length) for length in LENGTHS}
         for kind in ("scan", "loop")
     }
 
@@ -233,5 +244,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--memory"]:
         print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+    elif sys.argv[1:2] == ["--scan"]:
+        print(json.dumps(times_of_shapes(json.loads(sys.argv[2]))))
     else:
         main()
