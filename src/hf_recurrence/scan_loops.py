@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 
-CHUNK = 32  # steps of a chunk at least
-SCRATCH = 1 << 17  # values of a chunk, if that is more steps: half a megabyte fits the cache
+CHUNK = 32  # steps of a chunk whose scratch fits the cache at usual widths
+SCRATCH = 1 << 17  # values of a chunk of twice as many steps at most
 
 Maybe = torch.Tensor | None
 Rows = tuple[torch.Tensor, ...]
@@ -41,7 +41,7 @@ def fused(x: torch.Tensor, name: str) -> Callable[..., Any] | None:
 
 def chunk_size(x: torch.Tensor) -> int:
     """The steps of a chunk of x [B, T, D]."""
-    return min(max(CHUNK, SCRATCH // max(x.shape[0] * x.shape[2], 1)), x.shape[1])
+    return min(2 * CHUNK if 2 * CHUNK * x.shape[0] * x.shape[2] <= SCRATCH else CHUNK, x.shape[1])
 
 
 def spans(x: torch.Tensor, reverse: bool) -> list[slice]:
