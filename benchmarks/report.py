@@ -118,10 +118,9 @@ def sru_bert_rows() -> list[tuple[str, str]]:
             (f"SRUBert's scan, forward and backward, at {names}, {settings[setting]}: times as fast as a loop", loops),
             ("the same, its time over that of a feed-forward network of equal parameters", shares),
         ]
-    for name, value in found["peer"].items() if isinstance(found["peer"], dict) else []:
-        if name != "shape":
-            times = f"{value['peer_over_ours']:.1f}"
-            rows.append((f"SRU of 1024 features at length 512, {name}: times as fast as PyPI's sru", times))
+    for setting, values in found["peer"].items() if isinstance(found["peer"], dict) else []:
+        times = ", ".join(f"{value['peer_over_ours']:.1f} ({name})" for name, value in values.items())
+        rows.append((f"SRU of 1024 features at length 512, {settings[setting]}: times as fast as PyPI's sru", times))
     for name, value in found["layer"].items():
         if name != "BERT":
             rows.append(

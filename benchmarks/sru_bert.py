@@ -27,7 +27,7 @@ MODULE = "benchmarks.sru_bert"
 SHAPES = ((8, 512, 1024), (1, 128, 768), (4, 2048, 1024))  # rows, length and width of the scan
 PASSES = 5  # a step of training runs the scans of all layers one after the other: what counts is a scan after scans
 # Of large tensors a good part of all times is the system's, which takes their memory back and gives it again, page by
-# page, as the allocator asks for it; how often depends on what ran before. So the scans are timed as it comes, with an
+# page, as the allocator asks for it; how often depends on what ran before. So they are timed as it comes, with an
 # allocator that keeps its memory, and so on one thread, since steps this small run on one whatever there is.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 SETTINGS: dict[str, dict[str, str]] = {
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "memory kept": KEPT,
     "memory kept, one thread": {**KEPT, "OMP_NUM_THREADS": "1"},
 }
-ROUNDS = {"scan": 11, "short scan": 51, "peer": 7, "layer": 11, "model": 3}
+ROUNDS = {"scan": 11, "short scan": 51, "peer": 9, "layer": 11, "model": 3}
 ROWS, LENGTH, WIDTH = 4, 512, 768
 PEER = (8, 512, 1024)
 LENGTHS = (512, 1024, 2048, 4096)
@@ -94,12 +94,18 @@ def times_of_shapes(rounds: dict[str, int]) -> dict[str, Any]:
 
 
 def peer_times(rounds: dict[str, int]) -> dict[str, Any] | str:
+    """The peer in the settings of the scans, each in a process of its own."""
+    if importlib.util.find_spec("sru") is None:
+        return "not run: sru is not installed"
+    given = json.dumps(rounds)
+    return {name: in_process(MODULE, "--peer", given, variables=variables) for name, variables in SETTINGS.items()}
+
+
+def times_of_peer(rounds: dict[str, int]) -> dict[str, Any]:
     """SRU's cell with its projection, gates and highway, and the part behind the projection alone.
 
     Both sides have the same values, which is tested, and gradients of inputs and weights.
     """
-    if importlib.util.find_spec("sru") is None:
-        return "not run: sru is not installed"
     from sru import SRUCell
     from sru.ops import elementwise_recurrence_naive
 
@@ -130,7 +136,7 @@ def peer_times(rounds: dict[str, int]) -> dict[str, Any] | str:
         "the whole cell": ((whole, x), (lambda x: cell(x)[0], turned_x)),
         "behind the projection": ((recurrence, u), (peers, turned_u)),
     }
-    found: dict[str, Any] = {"shape": list(PEER)}
+    found = {}
     for name, (ours, peer) in pairs.items():
         torch.testing.assert_close(ours[0](ours[1]), peer[0](peer[1]).transpose(0, 1), rtol=1e-3, atol=1e-4)
         times = interleaved_ratios({"ours": step(*ours), "peer": step(*peer)}, "ours", rounds["peer"])
@@ -223,6 +229,7 @@ def main() -> None:
         "sru_bert",
         {
             "scan_shapes": SHAPES,
+            "peer_shape": PEER,
             "rows": ROWS,
             "length": LENGTH,
             "width": WIDTH,
@@ -244,6 +251,8 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--memory"]:
         print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+    elif sys.argv[1:2] == ["--peer"]:
+        print(json.dumps(times_of_peer(json.loads(sys.argv[2]))))
     elif sys.argv[1:2] == ["--scan"]:
         print(json.dumps(times_of_shapes(json.loads(sys.argv[2]))))
     else:
