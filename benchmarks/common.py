@@ -75,14 +75,18 @@ def memory_mb(field: str) -> float:
     raise ValueError(f"`field` must be a line of /proc/self/status, got {field!r}.")
 
 
-def in_process(module: str, *arguments: Any) -> dict[str, Any]:
+# The allocator gives large blocks back at once: its default would show growth of memory that is not in use.
+BLOCKS_GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+def in_process(module: str, *arguments: Any, variables: dict[str, str] = BLOCKS_GIVEN_BACK) -> dict[str, Any]:
     """What `python -m MODULE ARGUMENTS` prints as its last line, JSON, from a process of its own.
 
-    The allocator gives large blocks back at once: its default would show growth of memory that is not in use.
+    Of the allocator's settings it has those of `variables` alone.
     """
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env={**others, **variables}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from benchmarks.common import RESULTS
+from hf_recurrence.data import glue_task
 
 
 README = Path(__file__).parent.parent / "README.md"
@@ -72,7 +73,7 @@ def table() -> str:
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
         share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
         rows.append((f"copy task over {distance} windows of 8, answers right after 1500 steps, a seed each", share))
-    rows += encoder_rows() + evaluation_rows()
+    rows += encoder_rows() + sru_bert_rows() + quality_rows() + evaluation_rows()
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
 
 
@@ -111,6 +112,77 @@ def evaluation_rows() -> list[tuple[str, str]]:
         for overlap in list(times)[1:]:
             what = f"the same with an overlap of {overlap} of 300: time, and windows, over those without"
             rows.append((what, f"{times[overlap]:.2f}, {windows[overlap]:.2f}"))
+    return rows
+
+
+def sru_bert_rows() -> list[tuple[str, str]]:
+    """The rows of SRUBert's time and memory, of what has been measured."""
+    if not (RESULTS / "sru_bert.json").exists():
+        return []
+    found, rows = load("sru_bert"), []
+    settings = {
+        "as it comes": "two threads",
+        "memory kept": "two threads, an allocator that keeps its memory",
+        "memory kept, one thread": "one thread, an allocator that keeps its memory",
+    }
+    for setting, shapes in found["scan"].items():
+        loops = ", ".join(f"{value['loop_over_scan']:.2f}" for value in shapes.values())
+        shares = ", ".join(f"{value['scan_over_feed_forward']:.3f}" for value in shapes.values())
+        names = " ".join(f"({shape[1:-1]})" for shape in shapes)
+        rows += [
+            (f"SRUBert's scan, forward and backward, at {names}, {settings[setting]}: times as fast as a loop", loops),
+            ("the same, its time over that of a feed-forward network of equal parameters", shares),
+        ]
+    for setting, values in found["peer"].items() if isinstance(found["peer"], dict) else []:
+        times = ", ".join(f"{value['peer_over_ours']:.1f} ({name})" for name, value in values.items())
+        rows.append((f"SRU of 1024 features at length 512, {settings[setting]}: times as fast as PyPI's sru", times))
+    for name, value in found["layer"].items():
+        if name != "BERT":
+            rows.append(
+                (f"time of a layer over that of BERT's, 768 wide, length 512: {name}", f"{value['ratio']:.2f}")
+            )
+    for part, values in found["model"].items():
+        note = ", of which BERT's makes logits of all tokens" if "loss" in part else ""
+        for name, value in values.items():
+            if name != "BERT":
+                what = f"time of the base-size model over BERT's, {part}{note}: {name}"
+                rows.append((what, f"{value['ratio']:.2f}"))
+    for kind, lengths in found["memory"].items():
+        needed = [f"{value['peak_mb'] - value['before_mb']:.0f}" for value in lengths.values()]
+        what = f"memory of a {kind} of 1024 features, forward and backward, at {' / '.join(lengths)} tokens"
+        rows.append((what, f"{' / '.join(needed)} MB"))
+    return rows
+
+
+def quality_rows() -> list[tuple[str, str]]:
+    """The rows of SRUBert's quality beside BERT's, of the runs that have ended."""
+    if not (RESULTS / "sru_bert_quality.json").exists():
+        return []
+    record = json.loads((RESULTS / "sru_bert_quality.json").read_text())
+    found, shape = record["results"]["summary"], record["settings"]["shape"]
+    names = {"bert": "BERT", "sru_bert": "SRUBert"}
+
+    def both(values: dict[str, dict], digits: int) -> str:
+        texts = []
+        for kind, value in values.items():
+            spread = "" if value["deviation"] is None else f" ± {value['deviation']:.{digits}f}"
+            texts.append(f"{names[kind]} {value['mean']:.{digits}f}{spread}")
+        return ", ".join(texts)
+
+    losses = found["masked_lm_loss"]
+    seeds = min(value["runs"] for value in losses.values())
+    size = f"{shape['num_hidden_layers']} layers, {shape['hidden_size']} wide"
+    rows = [
+        (f"masked-LM loss on other books, {size}, from scratch, {seeds} seeds: mean ± deviation", both(losses, 3)),
+    ]
+    overall = found["glue_over_all_rates"]
+    for task in found["glue"]:
+        values = {kind: overall[kind][task] for kind in overall}
+        runs, metric = values["bert"]["runs"], glue_task(task).metric.replace("_", " ")
+        rows.append((f"the same fine-tuned on {task}, {metric} of {runs} runs at 4 learning rates", both(values, 3)))
+    for key, what in (("glue_over_all_rates", "of all runs"), ("glue_at_best_rate", "at each task's best rate")):
+        means = ", ".join(f"{names[kind]} {value['mean_of_tasks']:.3f}" for kind, value in found[key].items())
+        rows.append((f"mean of the five tasks, {what}", means))
     return rows
 
 

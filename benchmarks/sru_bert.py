@@ -1,13 +1,15 @@
 """Time and memory of SRUBert: the scan against a loop, a feed-forward network and a peer; a layer; the whole model.
 
-`python -m benchmarks.sru_bert` takes about fifteen minutes. The peer is PyPI's sru 2.6.0, which is left out, and said
-so, where it is not installed. `--smoke` times each thing twice and writes nothing.
+`python -m benchmarks.sru_bert` takes about ten minutes; with names of parts (scan, peer, layer, model, memory) only
+these are measured again. The peer is PyPI's sru 2.6.0, which is left out, and said so, where it is not installed.
+`--smoke` times each thing twice and writes nothing.
 """
 
+import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +17,25 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertLayer
 
-from benchmarks.common import in_process, interleaved_ratios, memory_mb, write_results
+from benchmarks.common import RESULTS, in_process, interleaved_ratios, memory_mb, write_results
 from hf_recurrence import SRUBertConfig, SRUBertForMaskedLM
 from hf_recurrence.modeling_sru_bert import SRUBertLayer
 from hf_recurrence.scan import sru_scan, swish_scan
 
 
+MODULE = "benchmarks.sru_bert"
 SHAPES = ((8, 512, 1024), (1, 128, 768), (4, 2048, 1024))  # rows, length and width of the scan
-PASSES = 5
-ROUNDS = {"scan": 11, "short scan": 51, "layer": 15, "model": 5}
+PASSES = 5  # a step of training runs the scans of all layers one after the other: what counts is a scan after scans
+# Of large tensors a good part of all times is the system's, which takes their memory back and gives it again, page by
+# page, as the allocator asks for it; how often depends on what ran before. So they are timed as it comes, with an
+# allocator that keeps its memory, and so on one thread, since steps this small run on one whatever there is.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+SETTINGS: dict[str, dict[str, str]] = {
+    "as it comes": {},
+    "memory kept": KEPT,
+    "memory kept, one thread": {**KEPT, "OMP_NUM_THREADS": "1"},
+}
+ROUNDS = {"scan": 11, "short scan": 51, "peer": 9, "layer": 11, "model": 3}
 ROWS, LENGTH, WIDTH = 4, 512, 768
 PEER = (8, 512, 1024)
 LENGTHS = (512, 1024, 2048, 4096)
@@ -52,6 +64,12 @@ def step(run: Callable[[torch.Tensor], Any], x: torch.Tensor, passes: int = 1) -
 
 
 def scan_times(rounds: dict[str, int]) -> dict[str, Any]:
+    """All shapes in all settings, each setting in a process of its own."""
+    given = json.dumps(rounds)
+    return {name: in_process(MODULE, "--scan", given, variables=variables) for name, variables in SETTINGS.items()}
+
+
+def times_of_shapes(rounds: dict[str, int]) -> dict[str, Any]:
     results = {}
     for rows, length, width in SHAPES:
         torch.manual_seed(0)
@@ -76,29 +94,54 @@ def scan_times(rounds: dict[str, int]) -> dict[str, Any]:
 
 
 def peer_times(rounds: dict[str, int]) -> dict[str, Any] | str:
-    """SRU's recurrence with its gates and highway, after the projection; outputs are compared first."""
+    """The peer in the settings of the scans, each in a process of its own."""
     if importlib.util.find_spec("sru") is None:
         return "not run: sru is not installed"
+    given = json.dumps(rounds)
+    return {name: in_process(MODULE, "--peer", given, variables=variables) for name, variables in SETTINGS.items()}
+
+
+def times_of_peer(rounds: dict[str, int]) -> dict[str, Any]:
+    """SRU's cell with its projection, gates and highway, and the part behind the projection alone.
+
+    Both sides have the same values, which is tested, and gradients of inputs and weights.
+    """
+    from sru import SRUCell
     from sru.ops import elementwise_recurrence_naive
 
     rows, length, width = PEER
     torch.manual_seed(0)
-    x, u = torch.randn(rows, length, width), torch.randn(3, rows, length, width, requires_grad=True)
-    weight, bias = torch.randn(2 * width), torch.randn(2 * width)
-    turned = u.detach().permute(2, 1, 3, 0).reshape(length, rows, 3 * width).requires_grad_()
-    start, before = torch.zeros(rows, width), x.transpose(0, 1).contiguous()
+    cell = SRUCell(width, width, rescale=False)
+    nn.init.normal_(cell.bias)
+    weight, bias = cell.weight_c, cell.bias
+    x = torch.randn(rows, length, width, requires_grad=True)
+    turned_x = x.detach().transpose(0, 1).contiguous().requires_grad_()
+    projection = cell.weight.detach().view(width, width, 3).permute(2, 0, 1).contiguous().requires_grad_()
+    u = torch.stack([x @ part for part in projection]).detach().requires_grad_()  # [3, B, T, D]
+    turned_u = cell.compute_U(turned_x).detach().requires_grad_()
+    start = torch.zeros(rows, width)
 
-    def ours(u: torch.Tensor) -> torch.Tensor:
+    def recurrence(u: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         c, earlier, _ = sru_scan(u[0], u[1] + bias[:width], weight[:width])
         return x + (c - x) * torch.sigmoid(u[2] + weight[width:] * earlier + bias[width:])
 
-    def peer(u: torch.Tensor) -> torch.Tensor:
-        return elementwise_recurrence_naive(u, before, weight, bias, start, 0, width, False, True, None, None, None)[0]
+    def peers(u: torch.Tensor) -> torch.Tensor:
+        values = (u, turned_x, weight, bias, start, 0, width, False, True, None, None, None)
+        return elementwise_recurrence_naive(*values)[0]
 
-    torch.testing.assert_close(ours(u), peer(turned).transpose(0, 1), rtol=1e-3, atol=1e-4)
-    runs = {"ours": step(ours, u), "peer": step(peer, turned)}
-    times = interleaved_ratios(runs, "ours", rounds["scan"])
-    return {"shape": list(PEER), "peer_over_ours": times["peer"]["ratio"], "seconds": times}
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return recurrence([x @ part for part in projection])
+
+    pairs = {
+        "the whole cell": ((whole, x), (lambda x: cell(x)[0], turned_x)),
+        "behind the projection": ((recurrence, u), (peers, turned_u)),
+    }
+    found = {}
+    for name, (ours, peer) in pairs.items():
+        torch.testing.assert_close(ours[0](ours[1]), peer[0](peer[1]).transpose(0, 1), rtol=1e-3, atol=1e-4)
+        times = interleaved_ratios({"ours": step(*ours), "peer": step(*peer)}, "ours", rounds["peer"])
+        found[name] = {"peer_over_ours": times["peer"]["ratio"], "seconds": times}
+    return found
 
 
 def layer_times(rounds: dict[str, int]) -> dict[str, Any]:
@@ -154,26 +197,39 @@ def measure(kind: str, length: int) -> dict[str, float]:
     return {"peak_mb": memory_mb("VmHWM"), "before_mb": before}
 
 
-def main() -> None:
-    smoke = "--smoke" in sys.argv
-    rounds = dict.fromkeys(ROUNDS, 2) if smoke else ROUNDS
-    results = {
-        "scan": scan_times(rounds),
-        "peer": peer_times(rounds),
-        "layer": layer_times(rounds),
-        "model": model_times(rounds),
-        "memory": {
-            kind: {str(length): in_process("benchmarks.sru_bert", kind, length) for length in LENGTHS}
-            for kind in ("scan", "loop")
-        },
+def memory_of_lengths(rounds: dict[str, int]) -> dict[str, Any]:
+    return {
+        kind: {str(length): in_process(MODULE, "--memory", kind, length) for length in LENGTHS}
+        for kind in ("scan", "loop")
     }
-    if smoke:
+
+
+PARTS = {
+    "scan": scan_times,
+    "peer": peer_times,
+    "layer": layer_times,
+    "model": model_times,
+    "memory": memory_of_lengths,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all without any")
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    kept = RESULTS / "sru_bert.json"
+    results = json.loads(kept.read_text())["results"] if given.parts and kept.exists() else {}
+    for name in given.parts or PARTS:
+        results[name] = PARTS[name](dict.fromkeys(ROUNDS, 2) if given.smoke else ROUNDS)
+    if given.smoke:
         print(json.dumps(results, indent=2))
         return
     write_results(
         "sru_bert",
         {
             "scan_shapes": SHAPES,
+            "peer_shape": PEER,
             "rows": ROWS,
             "length": LENGTH,
             "width": WIDTH,
@@ -181,7 +237,7 @@ def main() -> None:
             "passes": PASSES,
             "seed": 0,
         },
-        results,
+        {name: results[name] for name in PARTS if name in results},
         {
             "loop_over_scan": "at least 2, 3, 2.5",
             "scan_over_feed_forward": "at most 0.08, 0.15, 0.10",
@@ -193,7 +249,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    if sys.argv[1:2] == ["--memory"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+    elif sys.argv[1:2] == ["--peer"]:
+        print(json.dumps(times_of_peer(json.loads(sys.argv[2]))))
+    elif sys.argv[1:2] == ["--scan"]:
+        print(json.dumps(times_of_shapes(json.loads(sys.argv[2]))))
     else:
         main()

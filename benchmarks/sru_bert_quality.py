@@ -281,8 +281,9 @@ def summarise(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for task in TASKS:
             rates, everything = {}, []
             for rate in FINE_TUNING["learning_rates"]:
-                names = [f"glue/{task}/{kind}/{seed}/{rate}" for seed in SEEDS]
-                found = [runs[name][glue_task(task).metric] for name in names if name in runs]
+                # where not all runs have ended, those that both models have
+                seeds = [s for s in SEEDS if all(f"glue/{task}/{other}/{s}/{rate}" in runs for other in MODELS)]
+                found = [runs[f"glue/{task}/{kind}/{seed}/{rate}"][glue_task(task).metric] for seed in seeds]
                 if found:
                     rates[str(rate)] = mean_and_spread(found)
                     everything += found

@@ -18,6 +18,11 @@ from tests.common import EXACT
 LENGTHS = [1, 2, 31, 32, 33, 63]  # about one and two chunks
 
 
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_loops, "SCRATCH", 0)  # the lengths are about those of short chunks
+
+
 def tensors(length: int, steps: int = 1, rows: int = 3, width: int = 4) -> dict[str, torch.Tensor]:
     shapes = {
         "x": (rows, length, width),
@@ -61,6 +66,15 @@ def assert_same(found: tuple, expected: tuple, inputs: list[torch.Tensor]) -> No
         gradients.append(torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True))
     for first, second in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
         torch.testing.assert_close(first, second, **EXACT)
+
+
+def test_chunks_of_narrow_tensors_have_twice_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(2, 100, 64)
+    assert [scan_loops.spans(x, False)[0], scan_loops.spans(x, True)[0]] == [slice(0, 32), slice(96, 100)]
+    monkeypatch.setattr(scan_loops, "SCRATCH", 64 * 128)
+    assert scan_loops.spans(x, True) == [slice(64, 100), slice(0, 64)]
+    monkeypatch.setattr(scan_loops, "SCRATCH", 64 * 128 - 1)
+    assert len(scan_loops.spans(x, False)) == 4
 
 
 @pytest.mark.parametrize("reverse", [False, True])

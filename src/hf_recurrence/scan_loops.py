@@ -2,7 +2,7 @@
 """Recurrences along the tokens, forward and backward, one small operation a step.
 
 "Simple Recurrence Improves Masked Language Models" (swish) and SRU. Both are not linear in the state, so there is no
-parallel scan: the steps run one after the other over scratch buffers of `CHUNK` steps that stay in the processor's
+parallel scan: the steps run one after the other over scratch buffers of a chunk of steps that stay in the processor's
 cache, and all that does not depend on the step before is done for a chunk at once. The gradient is linear in the
 state, one multiply-add a step; of the forward pass only the inputs and the states are kept for it.
 
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 
-CHUNK = 32  # steps whose scratch fits the cache at usual widths
+CHUNK = 32  # steps of a chunk whose scratch fits the cache at usual widths
+SCRATCH = 1 << 17  # values of a chunk of twice as many steps at most
 
 Maybe = torch.Tensor | None
 Rows = tuple[torch.Tensor, ...]
@@ -38,9 +39,15 @@ def fused(x: torch.Tensor, name: str) -> Callable[..., Any] | None:
     return fused_kernels().get(name) if x.is_cuda else None
 
 
-def spans(length: int, reverse: bool) -> list[slice]:
-    """The tokens of every chunk, in the order of the scan."""
-    found = [slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
+def chunk_size(x: torch.Tensor) -> int:
+    """The steps of a chunk of x [B, T, D]."""
+    return min(2 * CHUNK if 2 * CHUNK * x.shape[0] * x.shape[2] <= SCRATCH else CHUNK, x.shape[1])
+
+
+def spans(x: torch.Tensor, reverse: bool) -> list[slice]:
+    """The tokens of every chunk of x [B, T, D], in the order of the scan."""
+    length, size = x.shape[1], chunk_size(x)
+    found = [slice(start, min(start + size, length)) for start in range(0, length, size)]
     return found[::-1] if reverse else found
 
 
@@ -67,7 +74,7 @@ def in_order(rows: Rows, size: int, reverse: bool) -> Rows:
 
 def scratch_like(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
     """A buffer for one chunk, [T, B, D], and its rows."""
-    buffer = x.new_empty(min(CHUNK, x.shape[1]), x.shape[0], x.shape[2])
+    buffer = x.new_empty(chunk_size(x), x.shape[0], x.shape[2])
     return buffer, buffer.unbind(0)
 
 
@@ -91,7 +98,7 @@ def swish_forward(x: torch.Tensor, state: torch.Tensor, slope: Maybe, offset: Ma
     with torch.inference_mode():  # operations on the scratch are then a fifth cheaper
         tokens, states = x.transpose(0, 1), output.transpose(0, 1)
         (buffer, rows), carried = scratch_like(x), torch.zeros_like(state)
-        for span in spans(x.shape[1], reverse):
+        for span in spans(x, reverse):
             size = span.stop - span.start
             part = buffer[:size]
             subtract(tokens, tokens, state, span, reverse, part)
@@ -136,7 +143,7 @@ def swish_backward(
     with torch.inference_mode():
         tokens, states, above, wanted = (tensor.transpose(0, 1) for tensor in (x, output, gradient, result))
         (totals, rows), (buffer, decays), carried = scratch_like(x), scratch_like(x), None
-        for span in spans(x.shape[1], not reverse):
+        for span in spans(x, not reverse):
             size = span.stop - span.start
             total, u = totals[:size].copy_(above[span]), buffer[:size]
             subtract(states, tokens, state, span, reverse, u)
@@ -187,7 +194,7 @@ def sru_backward(
     with torch.inference_mode():
         tokens, gates, states, above = (tensor.transpose(0, 1) for tensor in (x, forget, output, gradient))
         (totals, rows), (buffer, decays), carried = scratch_like(x), scratch_like(x), None
-        for span in spans(x.shape[1], not reverse):
+        for span in spans(x, not reverse):
             size = span.stop - span.start
             total, decay = totals[:size].copy_(above[span]), buffer[:size]
             difference = torch.empty_like(decay)
