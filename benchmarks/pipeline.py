@@ -1,7 +1,6 @@
 """The whole pipeline (Lanes, Trainer, CarryState) against the bare step of the model.
 
-`python -m benchmarks.pipeline` times both in turn, in one process, over the same batches. `python -m benchmarks.pipeline
-smoke` only tries it out.
+`python -m benchmarks.pipeline` times both in turn, in one process, over the same batches; `smoke` only tries it out.
 """
 
 import json
