@@ -44,7 +44,8 @@ import sys
 sys.modules["hf_recurrence"] = None
 from transformers import AutoModelFor{head}, AutoTokenizer
 model = AutoModelFor{head}.from_pretrained({folder!r}, trust_remote_code=True)
-print(model.config.model_type, len(AutoTokenizer.from_pretrained({folder!r})) == model.config.vocab_size)
+tokenizer = AutoTokenizer.from_pretrained({folder!r}, trust_remote_code=True)
+print(model.config.model_type, len(tokenizer) == model.config.vocab_size)
 """
 
 
@@ -354,6 +355,12 @@ def test_bad_input_is_refused_before_any_work(kind: str, changes: dict, message:
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
+def test_what_accelerate_would_leave_out_silently_is_refused(data: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP needs GPUs"):
+        run("block_recurrent", data, tmp_path / "out")
+
+
 def test_a_folder_with_another_run_or_without_room_is_refused(data: Path, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
     run("block_recurrent", data, out)
@@ -375,14 +382,14 @@ def test_a_folder_with_another_run_or_without_room_is_refused(data: Path, tmp_pa
 
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
-def start(words: list[str], processes: int = 1, config: str = "cpu_2_processes", **environment: str) -> Any:
+def start(words: list[str], processes: int = 1, **environment: str) -> Any:
     """The verb in processes of their own."""
     command = [sys.executable, "-W", "ignore", "-m"]
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        file = CONFIGS / "accelerate" / f"{config}.yaml"
+        file = CONFIGS / "accelerate" / "cpu_2_processes.yaml"
         command += ["accelerate.commands.launch", f"--config_file={file}", f"--main_process_port={port}", "-m"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
