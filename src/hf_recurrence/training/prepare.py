@@ -26,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
+    set_seed,
 )
 from transformers.utils import logging
 
@@ -86,6 +87,7 @@ def prepare(recipe: Recipe) -> Prepared:
     """The model, tokenizer and data of a recipe."""
     evaluates = recipe.arguments.eval_strategy != "no"
     plan = ModelPlan(recipe.model)
+    set_seed(recipe.arguments.seed)  # new weights come before Trainer sets it
     if recipe.model.task in ("causal_lm", "masked_lm"):
         return prepare_texts(recipe, plan, evaluates)
     if recipe.model.task == "question_answering":
