@@ -1,7 +1,6 @@
-"""The whole pipeline (Lanes, Trainer, CarryState) against the bare step of the model; memory of tokenising.
+"""The whole pipeline (Lanes, Trainer, CarryState) against the bare step of the model.
 
-`python -m benchmarks.pipeline` times both in turn, in one process, over the same batches, and tokenises texts of two
-sizes in processes of their own, whose memory it compares. `python -m benchmarks.pipeline smoke` only tries it out.
+`python -m benchmarks.pipeline` times both in turn, in one process, over the same batches; `smoke` only tries it out.
 """
 
 import json
@@ -18,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.common import in_process, memory_mb, write_results
+from benchmarks.common import write_results
 from hf_recurrence import RecurrentGPT2Config, RecurrentGPT2LMHeadModel
 from hf_recurrence.data import Lanes, TokenStore, collate_lanes
 from hf_recurrence.training import CarryState
@@ -26,7 +25,6 @@ from hf_recurrence.training import CarryState
 
 SHAPE = {"n_layer": 6, "n_embd": 384, "n_head": 6, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 WINDOW, WINDOWS, ROWS, STEPS, ROUNDS = 300, 5, 2, 4, 7
-SIZES_MB = (100, 1000)
 
 
 def texts(megabytes: int) -> Iterator[str]:
@@ -43,30 +41,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(texts(1), trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet))
     return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
-def tokenise(megabytes: int) -> dict[str, Any]:
-    """Peak memory and speed of a store and its lanes, read through once."""
-    tokenizer = make_tokenizer()
-    before = memory_mb("VmHWM")
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        store = TokenStore.build(folder, texts(megabytes), tokenizer)
-        built = time.perf_counter() - start
-        anonymous = memory_mb("RssAnon")  # the files that are mapped count as shared, and can be dropped at any time
-        start = time.perf_counter()
-        tokens = sum(segment.num_tokens for segment in Lanes(store, 2, 6000))
-        read = time.perf_counter() - start
-    return {
-        "megabytes": store.manifest["bytes"] / 1e6,
-        "tokens": tokens,
-        "peak_before_mb": before,
-        "anonymous_mb": anonymous,
-        "anonymous_after_lanes_mb": memory_mb("RssAnon"),
-        "peak_mb": memory_mb("VmHWM"),
-        "mb_a_second": store.manifest["bytes"] / 1e6 / built,
-        "tokens_a_second_of_lanes": tokens / read,
-    }
 
 
 class Clock(TrainerCallback):
@@ -132,21 +106,12 @@ def compare(rounds: int, steps: int, shape: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["tokenise"]:
-        print(json.dumps(tokenise(int(sys.argv[2]))))
-        return
     if sys.argv[1:] == ["smoke"]:
-        small = {**SHAPE, "n_layer": 2, "n_embd": 128, "n_head": 2}
-        found = {"steps": compare(3, 3, small), "tokenising": [in_process("benchmarks.pipeline", "tokenise", 3)]}
-        print(json.dumps(found, indent=2))
+        print(json.dumps(compare(3, 3, {**SHAPE, "n_layer": 2, "n_embd": 128, "n_head": 2}), indent=2))
         return
-    results = {
-        "steps": compare(ROUNDS, STEPS, SHAPE),
-        "tokenising": [in_process("benchmarks.pipeline", "tokenise", size) for size in SIZES_MB],
-    }
     settings = {**SHAPE, "window_size": WINDOW, "windows": WINDOWS, "rows": ROWS, "steps": STEPS, "rounds": ROUNDS}
-    targets = {"pipeline_over_bare_tokens_per_second": "at least 0.95", "anonymous_mb": "the same for both sizes"}
-    write_results(Path(__file__).stem, settings, results, targets)
+    targets = {"pipeline_over_bare_tokens_per_second": "at least 0.95"}
+    write_results(Path(__file__).stem, settings, compare(ROUNDS, STEPS, SHAPE), targets)
 
 
 if __name__ == "__main__":

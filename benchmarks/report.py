@@ -73,8 +73,25 @@ def table() -> str:
         last = [curve[-1] for curve in value["accuracy_of_every_100_steps"].values()]
         share = ", ".join(f"{accuracy:.0%}" for accuracy in last)
         rows.append((f"copy task over {distance} windows of 8, answers right after 1500 steps, a seed each", share))
-    rows += encoder_rows() + sru_bert_rows() + quality_rows() + evaluation_rows()
+    rows += encoder_rows() + sru_bert_rows() + quality_rows() + evaluation_rows() + pipeline_rows()
     return "\n".join(["| what | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
+
+
+def pipeline_rows() -> list[tuple[str, str]]:
+    """The rows of training and tokenising, of what has been measured."""
+    rows = []
+    if (RESULTS / "pipeline.json").exists():
+        share = load("pipeline")["pipeline_over_bare_tokens_per_second"]
+        rows.append(
+            ("training with lanes, Trainer and CarryState: tokens a second over the bare step's", f"{share:.3f}")
+        )
+    if (RESULTS / "tokenising.json").exists():
+        sizes = load("tokenising")["sizes"]
+        for part, name in (("build", "tokenising"), ("lanes", "reading lanes of")):
+            values = " / ".join(f"{size[part]['peak_anonymous_mb']:.0f} MB" for size in sizes)
+            texts = " / ".join(f"{size['megabytes']:.0f}" for size in sizes)
+            rows.append((f"peak memory of {name} {texts} MB of text", values))
+    return rows
 
 
 def encoder_rows() -> list[tuple[str, str]]:

@@ -1,7 +1,9 @@
-"""Memory of tokenising and of reading lanes, for texts of two sizes: `python -m benchmarks.tokenising BOOKS TOKENIZER`.
+"""Memory of tokenising and of reading lanes, for texts of two sizes.
 
-BOOKS is a folder of text files, which are repeated up to each size; TOKENIZER the folder of a tokenizer. Each size has a
-process of its own. Time is not measured alone on the machine, and says only how long it took.
+    python -m benchmarks.tokenising BOOKS TOKENIZER
+
+BOOKS is a folder of text files, which are repeated up to each size; TOKENIZER the folder of a tokenizer. Each size has
+a process of its own. Time is not measured alone on the machine, and says only how long it took.
 """
 
 import itertools

@@ -1,6 +1,7 @@
 """Every snippet of the README runs, and its figures are those of the files."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_every_snippet_runs(tmp_path) -> None:
     shell += "\n".join(code for language, code in blocks if language == "bash")
     commands = [[sys.executable, "-c", script] for script in (program, *elsewhere)] + [["bash", "-c", shell]]
     for command in commands:  # in the folder that the python snippets leave
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -26,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
+    set_seed,
 )
 from transformers.utils import logging
 
@@ -86,6 +87,7 @@ def prepare(recipe: Recipe) -> Prepared:
     """The model, tokenizer and data of a recipe."""
     evaluates = recipe.arguments.eval_strategy != "no"
     plan = ModelPlan(recipe.model)
+    set_seed(recipe.arguments.seed)  # new weights come before Trainer sets it
     if recipe.model.task in ("causal_lm", "masked_lm"):
         return prepare_texts(recipe, plan, evaluates)
     if recipe.model.task == "question_answering":
@@ -146,13 +148,13 @@ class ModelPlan:
         settings = self.settings | settings
         if not self.from_scratch:
             return self.model_class.from_pretrained(self.recipe.model, **settings)
-        config = self.config_class(**settings)
+        known = self.config_class().to_dict()
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            # a vocabulary that is not the config's has its own special tokens; those beyond it do not exist
-            number = getattr(tokenizer, name)
-            if number is not None or (getattr(config, name, None) or 0) >= config.vocab_size:
-                setattr(config, name, number)
-        return self.model_class(config)
+            # special tokens are the tokenizer's; those beyond the vocabulary do not exist
+            number, before = getattr(tokenizer, name), settings.get(name, known.get(name))
+            if name not in self.recipe.settings and (number is not None or (before or 0) >= self.vocab_size):
+                settings[name] = number
+        return self.model_class(self.config_class(**settings))
 
 
 def make_tokenizer(plan: ModelPlan, texts: Callable[[], Iterator[str]], folder: Path) -> Any:

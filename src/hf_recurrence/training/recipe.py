@@ -152,6 +152,8 @@ def read_keys(recipe: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             raise ValueError(
                 f"`{key}` is no key of a recipe" + (f"; the nearest is `{near[0]}`." if near else ", nor is any near.")
             )
+    # YAML takes a plain no for false
+    keys = {key: "no" if value is False and key.endswith("_strategy") else value for key, value in keys.items()}
     return {key: value for key, value in keys.items() if value is not None}
 
 

@@ -100,6 +100,10 @@ def check_arguments(recipe: Recipe) -> None:
     arguments, run = recipe.arguments, recipe.run
     if arguments.n_gpu > 1:
         raise ValueError(f"One process must have one device, got {arguments.n_gpu}. Start with accelerate launch.")
+    if arguments.device.type == "cpu" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise ValueError(
+            "FSDP needs GPUs: on CPUs accelerate leaves all weights in every process and does not say so."
+        )
     if run.early_stopping_patience is not None and not arguments.load_best_model_at_end:
         raise ValueError("`early_stopping_patience` needs `load_best_model_at_end: true`, got false.")
     if run.eval_every_tokens is not None:
