@@ -16,7 +16,7 @@ from hf_recurrence.data import HotpotQAProcessor, QuestionAnsweringCollator, fla
 from hf_recurrence.evaluation import evaluate_answers, predict_answers, question_answering
 from hf_recurrence.evaluation.hotpotqa import HotpotQAMetric, answer_f1, answer_scores, scores_by_class
 from hf_recurrence.modeling_recurrent_roberta import WindowOutput
-from tests.common import roberta_model, train_tokenizer
+from tests.common import roberta_model, tiny_model, train_tokenizer
 
 
 HOTPOT: dict[str, Any] = {
@@ -373,6 +373,10 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_read(tokenizer, 
             evaluate_answers(model, tokenizer, examples, progress=False)
     with pytest.raises(ValueError, match="`batch_size` must be at least 1, got 0"):
         predict_answers(model, tokenizer, [HOTPOT], batch_size=0)
+    with pytest.raises(
+        ValueError, match="`model` must be a RecurrentRobertaForQuestionAnswering, got .* 'recurrent_g"
+    ):
+        evaluate_answers(tiny_model(), tokenizer, [HOTPOT])
 
 
 # -- Trainer ---------------------------------------------------------------------------------------------------------
