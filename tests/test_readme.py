@@ -113,3 +113,9 @@ def test_the_targets_were_reached() -> None:
     assert generation["time_at_20000_over_time_at_500"] <= 1.1
     memory_at = list(generation["process_memory_mb_at_token"].values())
     assert max(memory_at) == pytest.approx(min(memory_at), rel=0.01)
+    encoder = load("recurrent_roberta")
+    assert encoder["peak_60_over_peak_5"] <= 1.02
+    assert encoder["answer_mb_beyond_tokenising"]["100"] < encoder["answer_mb_beyond_tokenising"]["10"] + 2
+    assert encoder["task"]["recurrent, 1 windows apart"]["seeds_above_95_percent"] == 3
+    for curve in encoder["task"]["disjoint, 1 windows apart"]["accuracy_of_every_100_steps"].values():
+        assert curve[-1] < 0.15  # 12.5 % is chance
