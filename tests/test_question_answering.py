@@ -149,6 +149,20 @@ def test_windows_that_cannot_be_made_are_refused(tokenizer) -> None:
         QuestionAnsweringCollator(1, 8)([feature])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_scores_in_another_order_than_the_features_are_refused(dtype: torch.dtype, tokenizer) -> None:
+    model = roberta_model(dtype, vocab_size=300, max_position_embeddings=34, window_size=32)
+    processor = HotpotQAProcessor(tokenizer, 32)
+    features = [processor({**HOTPOT, "question": "Which?"}), processor({**SQUAD, "context": SQUAD["context"] * 4})]
+    with torch.no_grad():
+        model.class_outputs.bias[0] = 50.0
+        outputs = model(**processor.collator()(features))
+    scores = tuple(part.float() for part in (outputs.start_logits, outputs.end_logits, outputs.class_logits))
+    assert len(processor.answers(features, scores)) == 2
+    with pytest.raises(ValueError, match="`predictions` must be in the order of `features`, got scores of other"):
+        processor.answers(features[::-1], scores)
+
+
 def test_the_best_span_is_that_of_all_pairs() -> None:
     for length, most in ((1, 5), (7, 1), (9, 3), (9, 30)):
         starts, ends = torch.randn(length), torch.randn(length)
