@@ -16,7 +16,7 @@ from hf_recurrence.data import HotpotQAProcessor, QuestionAnsweringCollator, fla
 from hf_recurrence.evaluation import evaluate_answers, predict_answers, question_answering
 from hf_recurrence.evaluation.hotpotqa import HotpotQAMetric, answer_f1, answer_scores, scores_by_class
 from hf_recurrence.modeling_recurrent_roberta import WindowOutput
-from tests.common import roberta_model, train_tokenizer
+from tests.common import roberta_model, tiny_model, train_tokenizer
 
 
 HOTPOT: dict[str, Any] = {
@@ -147,6 +147,20 @@ def test_windows_that_cannot_be_made_are_refused(tokenizer) -> None:
         processor.answers([feature], scores)
     with pytest.raises(ValueError, match=r"windows of at most `window_size` \(8\) tokens, got"):
         QuestionAnsweringCollator(1, 8)([feature])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_scores_in_another_order_than_the_features_are_refused(dtype: torch.dtype, tokenizer) -> None:
+    model = roberta_model(dtype, vocab_size=300, max_position_embeddings=34, window_size=32)
+    processor = HotpotQAProcessor(tokenizer, 32)
+    features = [processor({**HOTPOT, "question": "Which?"}), processor({**SQUAD, "context": SQUAD["context"] * 4})]
+    with torch.no_grad():
+        model.class_outputs.bias[0] = 50.0
+        outputs = model(**processor.collator()(features))
+    scores = tuple(part.float() for part in (outputs.start_logits, outputs.end_logits, outputs.class_logits))
+    assert len(processor.answers(features, scores)) == 2
+    with pytest.raises(ValueError, match="`predictions` must be in the order of `features`, got scores of other"):
+        processor.answers(features[::-1], scores)
 
 
 def test_the_best_span_is_that_of_all_pairs() -> None:
@@ -373,6 +387,10 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_read(tokenizer, 
             evaluate_answers(model, tokenizer, examples, progress=False)
     with pytest.raises(ValueError, match="`batch_size` must be at least 1, got 0"):
         predict_answers(model, tokenizer, [HOTPOT], batch_size=0)
+    with pytest.raises(
+        ValueError, match="`model` must be a RecurrentRobertaForQuestionAnswering, got .* 'recurrent_g"
+    ):
+        evaluate_answers(tiny_model(), tokenizer, [HOTPOT])
 
 
 # -- Trainer ---------------------------------------------------------------------------------------------------------

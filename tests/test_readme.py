@@ -119,3 +119,9 @@ def test_the_targets_were_reached() -> None:
         assert found["evaluation_over_bare_tokens_per_second"] >= 0.95, name
         times, windows = found["time_over_that_without_overlap"], found["windows_over_those_without_overlap"]
         assert all(1 <= times[overlap] <= windows[overlap] for overlap in times), name
+    encoder = load("recurrent_roberta")
+    assert encoder["peak_60_over_peak_5"] <= 1.02
+    assert encoder["answer_mb_beyond_tokenising"]["100"] < encoder["answer_mb_beyond_tokenising"]["10"] + 2
+    assert encoder["task"]["recurrent, 1 windows apart"]["seeds_above_95_percent"] == 3
+    for curve in encoder["task"]["disjoint, 1 windows apart"]["accuracy_of_every_100_steps"].values():
+        assert curve[-1] < 0.15  # 12.5 % is chance

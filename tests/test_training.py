@@ -267,7 +267,7 @@ def test_a_token_is_copied_from_the_window_before() -> None:
 
 @pytest.mark.slow
 def test_an_encoder_answers_by_a_fact_of_the_window_before() -> None:
-    right = fact_task((1,), steps=800)[1]
+    right = fact_task(distance=1, steps=800)
     assert sum(right[-50:]) / 50 > 0.95
-    without = fact_task((1,), steps=150, recurrent=False)[1]
+    without = fact_task(distance=1, steps=150, recurrent=False)
     assert sum(without[-50:]) / 50 < 2 / NUM_CHOICES  # chance is half of that

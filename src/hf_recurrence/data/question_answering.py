@@ -16,6 +16,7 @@ from ..configuration_recurrent_roberta import ANSWER_CLASSES
 
 
 NOWHERE = [-100, -100]
+NO_CONTEXT = -6e4  # tokens that no answer may have get the least score of their type, of float16 -65504
 
 
 def read_questions(file: str | Path) -> list[dict[str, Any]]:
@@ -173,7 +174,8 @@ class HotpotQAProcessor:
         """The answer to each feature, a literal piece of its context, yes, no, or "" where there is none.
 
         `predictions` are start scores and end scores, [examples, N, W], and class scores, as `Trainer.predict` and
-        `compute_metrics` have them.
+        `compute_metrics` have them. They must be in the order of the features: a Trainer that groups examples by
+        length does so in evaluation too, and loses it. `predict_answers` takes the examples instead.
         """
         found = []
         for feature, starts, ends, classes in zip(features, *predictions, strict=True):
@@ -186,6 +188,11 @@ class HotpotQAProcessor:
                 continue
             places = torch.tensor(feature["places"]).unbind(1)
             starts, ends = torch.as_tensor(starts)[places], torch.as_tensor(ends)[places]
+            if (starts <= NO_CONTEXT).any():
+                raise ValueError(
+                    "`predictions` must be in the order of `features`, got scores of other tokens than those of "
+                    f"the context of {feature.get('id')!r}."
+                )
             first, last = best_span(starts, ends, self.max_answer_length)
             found.append(feature["context"][feature["offsets"][first][0] : feature["offsets"][last][1]])
         return found

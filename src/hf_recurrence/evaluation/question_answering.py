@@ -9,7 +9,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..answering import question_windows
-from ..configuration_recurrent_roberta import ANSWER_CLASSES
+from ..configuration_recurrent_roberta import ANSWER_CLASSES, RecurrentRobertaConfig
 from ..data.question_answering import HotpotQAProcessor, flat_example, read_questions
 from .answers import answer_scores, mean_scores
 
@@ -76,6 +76,10 @@ def predict_answers(
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
     config = model.config
+    if config.model_type != RecurrentRobertaConfig.model_type:
+        raise ValueError(
+            f"`model` must be a RecurrentRobertaForQuestionAnswering, got one of the type {config.model_type!r}."
+        )
     processor = HotpotQAProcessor(tokenizer, config.window_size, config.overlap, max_answer_length)
     flat = [flat_example(example) for example in examples]
     check_questions(flat, processor)
