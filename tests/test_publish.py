@@ -11,6 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
 import hf_recurrence
+from hf_recurrence import cli
 from hf_recurrence.publishing import publish, render_card, verify
 from hf_recurrence.publishing.card import is_sealed, numbers
 from hf_recurrence.publishing.files import checked_files, shipped_files, without_paths
@@ -352,6 +353,40 @@ def test_a_dry_run_asks_the_hub_for_nothing(folder, hub, monkeypatch) -> None:
     assert (facts["dry_run"], facts["head"], facts["card"]) == (True, "checked", "written")
     assert {"README.md", "model.safetensors", "losses.py"} <= set(facts["files"])
     assert not hub.log
+
+
+def test_the_verb_says_what_was_done_what_is_there_already_and_what_is_wrong(folder, hub, monkeypatch, capsys) -> None:
+    def run(*words: object) -> tuple[int, str, str]:
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    monkeypatch.setattr(
+        "hf_recurrence.publishing.publication.verify", lambda folder: {"head": "one", "compared": ["logits"]}
+    )
+    number = len(list(folder.iterdir())) + 1
+    code, out, _ = run("publish", folder, "model", "--dry-run", "--license", "apache-2.0", "--base-model", "me/gpt2")
+    assert code == 0
+    assert f"nothing was sent; {number} files would be" in out
+    assert "base_model: me/gpt2" in (folder / "README.md").read_text()
+    code, out, _ = run("publish", folder, "model", "--tag", "v1", "--json")
+    facts = json.loads(out)
+    assert (code, facts["repo_id"], facts["tag"], len(facts["uploaded"])) == (0, "ann/model", "v1", number)
+    code, out, _ = run("publish", folder, "model", "--tag", "v1")
+    assert code == 0
+    assert f"nothing to upload: {hub.url}/ann/model holds this checkpoint, commit {facts['commit']}, tagged v1" in out
+    edit(folder / "README.md", "Limits", "My limits")
+    code, out, err = run("publish", folder, "model")
+    assert (code, out) == (1, "")
+    assert err.startswith("hf-recurrence publish: README.md of ")
+    assert err.count("\n") == 1
+    code, out, _ = run("publish", folder, "model", "--keep-card")
+    assert "files uploaded 1, deleted 0" in out
+    edit(folder / "README.md", "My limits", "My own limits")  # still nobody has edited it on the Hub
+    code, out, _ = run("publish", folder, "model", "--keep-card")
+    assert "files uploaded 1, deleted 0" in out
+    assert "My own limits" in hub.repositories["ann/model"].git("show", "main:README.md").decode()
+    code, out, err = run("publish", folder, "bob/model", "--overwrite-card")
+    assert (code, out, err) == (1, "", "hf-recurrence publish: ann may not write to bob: choose ann/model\n")
 
 
 def test_publish_checks_writes_the_card_and_uploads(folder, hub) -> None:

@@ -16,6 +16,7 @@ from .card import is_sealed
 from .files import CARD, kind_of
 
 
+MESSAGE = "Publish with hf_recurrence"
 ASK_CARD = (
     "was not written by hf_recurrence, or was edited since: pass --overwrite-card (card='overwrite') to replace it or "
     "--keep-card (card='keep') to leave it as it is"
@@ -70,6 +71,16 @@ class Remote:
         with clear_errors(self.repo_id):
             return Path(self.api.hf_hub_download(self.repo_id, name, revision=self.head)).read_bytes()
 
+    def card_was_edited(self, text: bytes) -> bool:
+        """Whether the card on the Hub is other than what was published last."""
+        if is_sealed(text.decode("utf-8", "replace")):
+            return False
+        with clear_errors(self.repo_id):
+            titles = {item.commit_id: item.title for item in self.api.list_repo_commits(self.repo_id)}
+            last = next((commit for commit, title in titles.items() if title == MESSAGE), None)
+            before = tree(self.api, self.repo_id, last).get(CARD) if last else None
+        return before is None or before.blob_id != self.files[CARD].blob_id
+
     def check(self, model_type: str) -> None:
         """Raises a `ValueError` where the name is taken by something else, or the tag by another commit."""
         stored = self.read("config.json")
@@ -119,11 +130,11 @@ def upload(folder: Path, remote: Remote, card: str = "ask") -> dict[str, Any]:
     One commit holds everything. Where it fails, a repository that did not exist before does not exist after.
     """
     theirs = remote.read(CARD)
-    mine = (folder / CARD).read_bytes()
-    if theirs is not None and theirs != mine and not is_sealed(theirs.decode()) and card == "ask":
-        raise ValueError(f"{CARD} of {remote.repo_id} {ASK_CARD}")
-    if theirs is not None and theirs != mine and card == "keep":
-        (folder / CARD).write_bytes(theirs)
+    if theirs is not None and theirs != (folder / CARD).read_bytes() and remote.card_was_edited(theirs):
+        if card == "ask":
+            raise ValueError(f"{CARD} of {remote.repo_id} {ASK_CARD}")
+        if card == "keep":
+            (folder / CARD).write_bytes(theirs)
     added, deleted = remote.plan(folder)
     if remote.tag in remote.tags and (added or deleted):
         raise ValueError(f"`tag` is taken: {remote.tag} of {remote.repo_id} names what is there now, and is not moved")
@@ -137,9 +148,8 @@ def upload(folder: Path, remote: Remote, card: str = "ask") -> dict[str, Any]:
             if added or deleted:
                 operations: list[Any] = [CommitOperationDelete(name) for name in deleted]
                 operations += [CommitOperationAdd(name, str(folder / name)) for name in added]
-                message = "Publish with hf_recurrence"
                 done = remote.api.create_commit(
-                    remote.repo_id, operations, commit_message=message, parent_commit=commit
+                    remote.repo_id, operations, commit_message=MESSAGE, parent_commit=commit
                 )
                 commit, created = done.oid, False
             check_arrived(folder, remote, commit)
