@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from hf_recurrence.publishing import render_card
-from hf_recurrence.publishing.card import read_metrics
+from hf_recurrence.publishing.card import base_model_of, read_metrics
 from hf_recurrence.publishing.files import kind_of, read_config, without_paths
 
 
@@ -23,14 +23,15 @@ KEPT = ("config", "metrics", "recipe")
 def keep(folder: Path, repo_id: str, base_model: str | None = None, cards: Path = FOLDER) -> Path:
     """The card of a checkpoint, after what it is made of was copied."""
     read_config(folder)
-    if not read_metrics(folder):
+    records = read_metrics(folder)
+    if not records:
         raise ValueError(f"`folder` must have a metrics.json with what was measured, {str(folder)!r} has none.")
     source = cards / "sources" / repo_id.split("/")[-1]
     source.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if kind_of(path.name) in KEPT or path.name == "tokenizer_config.json":
             (source / path.name).write_text(without_paths(path.read_text(encoding="utf-8")), encoding="utf-8")
-    asked = {"repo_id": repo_id, "base_model": base_model}
+    asked = {"repo_id": repo_id, "base_model": base_model or base_model_of(folder, records)}
     (source / "card.json").write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
     card = cards / f"{source.name}.md"
     card.write_text(render(source), encoding="utf-8")

@@ -122,7 +122,7 @@ def test_weights_and_code_must_be_whole(folder, tmp_path) -> None:
 def test_paths_of_this_machine_are_cut_from_records(stage) -> None:
     text = (stage / "metrics.json").read_text()
     assert "/srv" not in text
-    assert json.loads(text)["train"]["data"]["name"] == "books"
+    assert json.loads(text)["train"]["data"]["train"]["name"] == "books"
     assert (
         without_paths("see https://a.org/b/c, train/eval and '/a/b c'")
         == "see https://a.org/b/c, train/eval and 'b c'"
@@ -161,13 +161,14 @@ def test_the_card_has_the_numbers_of_the_metrics_and_no_others(folder) -> None:
     text = render_card(folder, "ann/model", base_model="gpt2")
     card = ModelCard(text)
     assert (card.data.license, card.data.base_model, card.data.library_name) == ("mit", "gpt2", "transformers")
-    found = {(r.dataset_name, r.metric_name): (r.metric_value, r.metric_args) for r in card.data.eval_results}
-    arguments = {"run": "perplexity-wikitext-2", "window_size": 8, "overlap": 2, "seeds": "none"}
-    assert found == {
-        ("wikitext-2", "perplexity"): (21.375, arguments),
-        ("wikitext-2", "without_state perplexity"): (24.5, arguments),
-    }
-    measured = [value for record in make_metrics().values() for _, value in numbers(record["results"])]
+    found = [(r.metric_name, r.metric_value, r.metric_args["overlap"]) for r in card.data.eval_results]
+    assert found == [
+        ("perplexity perplexity", 21.375, 2),
+        ("perplexity perplexity", 20.25, 4),
+        ("state_gain gain", 0.125, 2),  # the model's own
+    ]
+    assert {(r.dataset_name, r.dataset_split) for r in card.data.eval_results} == {("wikitext-2", "test")}
+    measured = [value for record in make_metrics().values() for _, value, _ in numbers(record["results"])]
     tables = [line for line in text.splitlines() if line.count("|") == 8 and "---" not in line and "| run" not in line]
     assert sorted(line.split("|")[3].strip() for line in tables) == sorted(f"{value:.6g}" for value in measured)
     assert "/srv" not in text
