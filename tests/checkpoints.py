@@ -57,15 +57,24 @@ def make_metrics() -> dict[str, Any]:
     train = {
         "command": "hf-recurrence train configs/books.yaml --data /srv/corpora/books",
         "seeds": [42],
-        "data": {"name": "/srv/corpora/books", "sha256": "ab" * 32, "tokens": 4321},
-        "settings": {"model": "gpt2", "learning_rate": 5e-5, "output_dir": "/home/me/runs/one"},
+        "data": {
+            "train": {"name": "/srv/corpora/books", "sha256": "ab" * 32, "tokens": 4321},
+            "validation": {"name": "/srv/corpora/books", "sha256": "ef" * 32, "tokens": 432},
+        },
+        "settings": {"recipe": {"model": "gpt2", "learning_rate": 5e-5, "output_dir": "/home/me/runs/one"}},
         "results": {"train_loss": 3.25, "losses": [4.0, 3.25], "train_seconds": 61.5},
     }
     evaluate = {
         "command": "hf-recurrence evaluate runs/one --data wikitext-2",
         "seeds": [],
-        "data": {"name": "wikitext-2", "sha256": "cd" * 32},
-        "settings": {"window_size": 8, "overlap": 2},
-        "results": {"perplexity": 21.375, "without_state": {"perplexity": 24.5}, "flops_per_token": 123456789},
+        "data": {"name": "wikitext-2", "split": "test", "sha256": "cd" * 32, "documents": 3},
+        "settings": {"metrics": ["perplexity", "state_gain"], "dtype": "float32"},
+        "results": {
+            "perplexity": [
+                {"window_size": 8, "overlap": 2, "perplexity": 21.375, "flops_per_token": 123456789, "losses": [3.0]},
+                {"window_size": 8, "overlap": 4, "perplexity": 20.25, "flops_per_token": 234567891, "tokens": 99},
+            ],
+            "state_gain": {"gain": 0.125, "gain_by_distance": [0.125, 0.0625]},
+        },
     }
     return {"train": {**shared, **train}, "perplexity-wikitext-2": {**shared, **evaluate}}

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import hf_recurrence
+from hf_recurrence import cli
 from hf_recurrence.publishing import convert
 from tests.checkpoints import PLAIN, SMALL, TEXT, make_checkpoint
 from tests.test_readme import make_bert, make_gpt2
@@ -77,8 +78,13 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(tmp_path) -> None:
         convert(tmp_path / "gpt2", tmp_path / "out", window=3)
     with pytest.raises(ValueError, match="`overlap` must be smaller than `window_size`"):
         convert(tmp_path / "gpt2", tmp_path / "out", window_size=3, overlap=4)
-    with pytest.raises(OSError, match="nothing-here"):
+    with pytest.raises(
+        ValueError, match="`source` must be a folder with a saved model or an id on the Hub, got .*nothing"
+    ):
         convert(tmp_path / "nothing-here", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="`source` must .*empty"):
+        convert(tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -89,3 +95,31 @@ def test_a_classifier_of_bert_keeps_its_head(tmp_path) -> None:
     facts = convert(tmp_path / "bert", tmp_path / "out")
     assert facts["model"] == "SRUBertForSequenceClassification"
     assert not [name for name in facts["new"] if "classifier" in name]
+
+
+def test_the_verb_converts_there_and_back(tmp_path, capsys) -> None:
+    make_gpt2(tmp_path / "gpt2", TEXT)
+    words = [
+        "convert",
+        str(tmp_path / "gpt2"),
+        str(tmp_path / "out"),
+        "--set",
+        "window_size=9",
+        "--set",
+        "pooling=max",
+    ]
+    assert cli.main(words) == 0
+    assert "RecurrentGPT2LMHeadModel in" in capsys.readouterr().out
+    config = hf_recurrence.RecurrentGPT2Config.from_pretrained(tmp_path / "out")
+    assert (config.window_size, config.pooling) == (9, "max")
+    assert cli.main(["convert", str(tmp_path / "out"), str(tmp_path / "back"), "--strip"]) == 0
+    assert "GPT2LMHeadModel in" in capsys.readouterr().out
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("gpt2", "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert cli.main(words) == 1
+    assert capsys.readouterr().err.endswith(
+        f"`out` must be a new or an empty folder, got {str(tmp_path / 'out')!r}.\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*words[:3], "--set", "window_size"])

@@ -11,6 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
 import hf_recurrence
+from hf_recurrence import cli
 from hf_recurrence.publishing import publish, render_card, verify
 from hf_recurrence.publishing.card import is_sealed, numbers
 from hf_recurrence.publishing.files import checked_files, shipped_files, without_paths
@@ -121,7 +122,7 @@ def test_weights_and_code_must_be_whole(folder, tmp_path) -> None:
 def test_paths_of_this_machine_are_cut_from_records(stage) -> None:
     text = (stage / "metrics.json").read_text()
     assert "/srv" not in text
-    assert json.loads(text)["train"]["data"]["name"] == "books"
+    assert json.loads(text)["train"]["data"]["train"]["name"] == "books"
     assert (
         without_paths("see https://a.org/b/c, train/eval and '/a/b c'")
         == "see https://a.org/b/c, train/eval and 'b c'"
@@ -160,13 +161,14 @@ def test_the_card_has_the_numbers_of_the_metrics_and_no_others(folder) -> None:
     text = render_card(folder, "ann/model", base_model="gpt2")
     card = ModelCard(text)
     assert (card.data.license, card.data.base_model, card.data.library_name) == ("mit", "gpt2", "transformers")
-    found = {(r.dataset_name, r.metric_name): (r.metric_value, r.metric_args) for r in card.data.eval_results}
-    arguments = {"run": "perplexity-wikitext-2", "window_size": 8, "overlap": 2, "seeds": "none"}
-    assert found == {
-        ("wikitext-2", "perplexity"): (21.375, arguments),
-        ("wikitext-2", "without_state perplexity"): (24.5, arguments),
-    }
-    measured = [value for record in make_metrics().values() for _, value in numbers(record["results"])]
+    found = [(r.metric_name, r.metric_value, r.metric_args["overlap"]) for r in card.data.eval_results]
+    assert found == [
+        ("perplexity perplexity", 21.375, 2),
+        ("perplexity perplexity", 20.25, 4),
+        ("state_gain gain", 0.125, 2),  # the model's own
+    ]
+    assert {(r.dataset_name, r.dataset_split) for r in card.data.eval_results} == {("wikitext-2", "test")}
+    measured = [value for record in make_metrics().values() for _, value, _ in numbers(record["results"])]
     tables = [line for line in text.splitlines() if line.count("|") == 8 and "---" not in line and "| run" not in line]
     assert sorted(line.split("|")[3].strip() for line in tables) == sorted(f"{value:.6g}" for value in measured)
     assert "/srv" not in text
@@ -273,7 +275,7 @@ def test_an_upload_that_was_killed_between_its_steps_goes_on(stage, hub) -> None
     api = HfApi()
     api.create_repo("ann/model")
     hub.broken = {"POST .*/tag/": 500}
-    with pytest.raises(OSError, match="answered 500"):
+    with pytest.raises(OSError, match=r"commit \w+ but no tag was sent to ann/model: the Hub answered 500"):
         upload(stage, Remote("model", False, "v1"))
     hub.broken = {}
     assert names(api) == {file.name for file in stage.iterdir()}
@@ -339,7 +341,7 @@ def test_other_bytes_on_the_hub_than_were_sent_are_noticed(stage, hub) -> None:
     save_file({"a": torch.ones(3)}, stage / "model.safetensors")
     remote = Remote("model", False, None)
     remote.plan = lambda folder: ([], [])  # as if the commit had lost a file
-    with pytest.raises(OSError, match="ann/model does not hold what was sent: model.safetensors differ"):
+    with pytest.raises(OSError, match="^ann/model does not hold what was sent: model.safetensors differ"):
         upload(stage, remote)
 
 
@@ -352,6 +354,40 @@ def test_a_dry_run_asks_the_hub_for_nothing(folder, hub, monkeypatch) -> None:
     assert (facts["dry_run"], facts["head"], facts["card"]) == (True, "checked", "written")
     assert {"README.md", "model.safetensors", "losses.py"} <= set(facts["files"])
     assert not hub.log
+
+
+def test_the_verb_says_what_was_done_what_is_there_already_and_what_is_wrong(folder, hub, monkeypatch, capsys) -> None:
+    def run(*words: object) -> tuple[int, str, str]:
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    monkeypatch.setattr(
+        "hf_recurrence.publishing.publication.verify", lambda folder: {"head": "one", "compared": ["logits"]}
+    )
+    number = len(list(folder.iterdir())) + 1
+    code, out, _ = run("publish", folder, "model", "--dry-run", "--license", "apache-2.0", "--base-model", "me/gpt2")
+    assert code == 0
+    assert f"nothing was sent; {number} files would be" in out
+    assert "base_model: me/gpt2" in (folder / "README.md").read_text()
+    code, out, _ = run("publish", folder, "model", "--tag", "v1", "--json")
+    facts = json.loads(out)
+    assert (code, facts["repo_id"], facts["tag"], len(facts["uploaded"])) == (0, "ann/model", "v1", number)
+    code, out, _ = run("publish", folder, "model", "--tag", "v1")
+    assert code == 0
+    assert f"nothing to upload: {hub.url}/ann/model holds this checkpoint, commit {facts['commit']}, tagged v1" in out
+    edit(folder / "README.md", "Limits", "My limits")
+    code, out, err = run("publish", folder, "model")
+    assert (code, out) == (1, "")
+    assert err.startswith("hf-recurrence publish: README.md of ")
+    assert err.count("\n") == 1
+    code, out, _ = run("publish", folder, "model", "--keep-card")
+    assert "files uploaded 1, deleted 0" in out
+    edit(folder / "README.md", "My limits", "My own limits")  # still nobody has edited it on the Hub
+    code, out, _ = run("publish", folder, "model", "--keep-card")
+    assert "files uploaded 1, deleted 0" in out
+    assert "My own limits" in hub.repositories["ann/model"].git("show", "main:README.md").decode()
+    code, out, err = run("publish", folder, "bob/model", "--overwrite-card")
+    assert (code, out, err) == (1, "", "hf-recurrence publish: ann may not write to bob: choose ann/model\n")
 
 
 def test_publish_checks_writes_the_card_and_uploads(folder, hub) -> None:

@@ -225,6 +225,92 @@ def report_show(result: dict[str, Any]) -> str:
     return "\n".join(result["files"])
 
 
+# convert
+
+
+def convert_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="folder or Hub id of a GPT-2, RoBERTa or BERT; with --strip of a recurrent one")
+    parser.add_argument("out", help="a new folder")
+    parser.add_argument("--strip", action="store_true", help="the way back: leave the recurrence out")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=field,
+        metavar="FIELD=VALUE",
+        help="of the new configuration; repeat",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the new parameters (0)")
+
+
+def field(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be FIELD=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def convert_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .publishing import convert
+
+    settings = dict(arguments.set)
+    return convert(arguments.source, arguments.out, arguments.strip, arguments.seed, **settings)
+
+
+def convert_show(result: dict[str, Any]) -> str:
+    tokenizer = "with" if result["tokenizer"] else "without"
+    new = f"\n{len(result['new'])} new parameters, untrained" if result["new"] else ""
+    left = f"\n{len(result['left_out'])} parameters left out" if result["left_out"] else ""
+    return f"{result['model']} in {result['out']}, {tokenizer} a tokenizer{new}{left}"
+
+
+# publish
+
+
+def publish_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder of a saved model, with its tokenizer and metrics.json")
+    parser.add_argument("repo_id", help="NAME or OWNER/NAME on the Hub")
+    parser.add_argument("--private", action="store_true", help="only its owner can see it")
+    parser.add_argument("--tag", metavar="NAME", help="a name for this version, such as v1")
+    parser.add_argument("--dry-run", action="store_true", help="all but the Hub: check, compare, write the card")
+    card = parser.add_mutually_exclusive_group()
+    card.add_argument("--overwrite-card", action="store_true", help="replace a card that was edited by hand")
+    card.add_argument("--keep-card", action="store_true", help="publish a card that was edited by hand as it is")
+    parser.add_argument("--license", metavar="NAME", help="of the weights (that of the usual base model)")
+    parser.add_argument("--base-model", metavar="ID", help="on the Hub (what the recipe or the training names)")
+
+
+def publish_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from .publishing import publish
+
+    return publish(
+        arguments.checkpoint,
+        arguments.repo_id,
+        private=arguments.private,
+        tag=arguments.tag,
+        dry_run=arguments.dry_run,
+        card="overwrite" if arguments.overwrite_card else "keep" if arguments.keep_card else "ask",
+        license=arguments.license,
+        base_model=arguments.base_model,
+    )
+
+
+def publish_show(result: dict[str, Any]) -> str:
+    compared = f"as remote code it gives what it gives here ({', '.join(result['compared'])}); card {result['card']}"
+    if result["left_out"]:
+        compared += f"\nleft out: {', '.join(result['left_out'])}"
+    if result["dry_run"]:
+        return f"{compared}\nnothing was sent; {len(result['files'])} files would be: {', '.join(result['files'])}"
+    tag = f", tagged {result['tag']}" if result["tag"] else ""
+    if not (result["uploaded"] or result["deleted"]):
+        return f"{compared}\nnothing to upload: {result['url']} holds this checkpoint, commit {result['commit']}{tag}"
+    done = f"uploaded {len(result['uploaded'])}, deleted {len(result['deleted'])}"
+    return f"{compared}\nfiles {done}: {result['url']}, commit {result['commit']}{tag}"
+
+
 VERBS = {
     "train": Verb(
         "train a recipe, from a folder of texts to a checkpoint",
@@ -267,6 +353,20 @@ VERBS = {
         report_options,
         report_run,
         report_show,
+    ),
+    "convert": Verb(
+        "make a plain GPT-2, RoBERTa or BERT checkpoint recurrent, or with --strip plain again",
+        "hf-recurrence convert gpt2 recurrent-gpt2 --set window_size=300 --set overlap=10",
+        convert_options,
+        convert_run,
+        convert_show,
+    ),
+    "publish": Verb(
+        "check a checkpoint, write its card and bring it to the Hub",
+        "hf-recurrence publish runs/my-model me/my-model --tag v1 --dry-run",
+        publish_options,
+        publish_run,
+        publish_show,
     ),
 }
 

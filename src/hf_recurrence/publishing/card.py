@@ -37,6 +37,9 @@ LICENSES = {
     "block_recurrent": "apache-2.0",
 }
 COSTS = re.compile(r"flop|memory|bytes|_mb\b|_gb\b|seconds|per_second|runtime|wall_time")
+WINDOWS = ("window_size", "overlap")
+# what a run went over, not what it found
+SIZES = {*WINDOWS, "bytes", "count", "documents", "examples", "first_position", "tokens", "windows", "words"}
 
 
 class Row(NamedTuple):
@@ -46,6 +49,7 @@ class Row(NamedTuple):
     metric: str
     value: int | float
     data: str
+    split: str | None
     window_size: Any
     overlap: Any
     seeds: str
@@ -138,22 +142,35 @@ def is_training(run: str) -> bool:
 
 
 def rows_of(name: str, record: dict[str, Any], config: dict[str, Any]) -> Iterator[Row]:
-    """The numbers of a record; what lists hold (losses of single steps, say) stays in the file."""
+    """The numbers of a record, each a row."""
     settings = {**config, **record["settings"]}
     seeds = ", ".join(map(str, record["seeds"])) or "none"
-    data = ", ".join(source["name"] for source in datasets_of(record)) or "not named"
-    for metric, value in numbers(record["results"]):
-        yield Row(name, metric, value, data, settings.get("window_size"), settings.get("overlap"), seeds)
+    sources = datasets_of(record)
+    data = ", ".join(dict.fromkeys(source["name"] for source in sources)) or "not named"
+    split = str(sources[0]["split"]) if len(sources) == 1 and sources[0].get("split") else None
+    for metric, value, windows in numbers(record["results"]):
+        window, overlap = ({**settings, **windows}.get(key) for key in WINDOWS)
+        yield Row(name, metric, value, data, split, window, overlap, seeds)
 
 
-def numbers(results: Any, prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """The numbers of nested results, with the names that lead to them."""
+def numbers(
+    results: dict[str, Any], prefix: str = "", windows: dict[str, Any] | None = None
+) -> Iterator[tuple[str, int | float, dict[str, Any]]]:
+    """The numbers of nested results, with the names that lead to them and the windows that they say they are of.
+
+    Results for several windows are a list. Sizes of the data are not results, and lists of numbers stay in the file.
+    """
+    windows = {**(windows or {}), **{key: results[key] for key in WINDOWS if key in results}}
     for name, value in results.items():
         path = f"{prefix} {name}".strip()
         if isinstance(value, dict):
-            yield from numbers(value, path)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield path, value
+            yield from numbers(value, path, windows)
+        elif isinstance(value, list):
+            for part in value:
+                if isinstance(part, dict):
+                    yield from numbers(part, path, windows)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name not in SIZES:
+            yield path, value, windows
 
 
 def datasets_of(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,13 +178,18 @@ def datasets_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     data = record["data"]
     if "name" in data:
         return [{**data, "name": without_paths(str(data["name"]))}]
-    several = [{"name": name, **value} for name, value in data.items() if isinstance(value, dict)]
+    several = [{"name": name, "split": name, **value} for name, value in data.items() if isinstance(value, dict)]
     return [{**source, "name": without_paths(str(source["name"]))} for source in several]
 
 
 def sources_of(name: str, record: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The run, the data with their split, and their digest or digests."""
     for source in datasets_of(record):
-        yield name, source["name"], str(source.get("sha256", "not recorded"))
+        split = f", {source['split']}" if source.get("split") else ""
+        digest = source.get("sha256", "not recorded")
+        if isinstance(digest, dict):
+            digest = ", ".join(f"{part} {value}" for part, value in digest.items())
+        yield name, f"{source['name']}{split}", str(digest)
 
 
 def versions(record: dict[str, Any]) -> str:
@@ -188,10 +210,11 @@ def base_model_of(folder: Path, records: dict[str, dict[str, Any]]) -> str | Non
         if path.is_file():
             recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     settings = [record["settings"] for name, record in records.items() if is_training(name)]
-    for source in (recipe, *settings):
+    for source in (recipe, *settings, *(kept.get("recipe", {}) for kept in settings)):
         for key in ("base_model", "model_name_or_path", "model"):
             value = source.get(key)
-            if isinstance(value, str) and HUB_ID.fullmatch(value) and not value.endswith((".json", ".yaml")):
+            known = isinstance(value, str) and HUB_ID.fullmatch(value) and not value.endswith((".json", ".yaml"))
+            if known and not Path(value).exists():
                 return value
     return None
 
@@ -203,6 +226,7 @@ def evaluated(row: Row, task: str) -> EvalResult:
         task_type=task,
         dataset_type=row.data,
         dataset_name=row.data,
+        dataset_split=row.split,
         metric_type=row.metric.split(" ")[-1],
         metric_name=row.metric,
         metric_value=row.value,

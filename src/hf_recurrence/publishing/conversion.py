@@ -67,11 +67,23 @@ def convert(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"`out` must be a new or an empty folder, got {str(out)!r}.")
-    config = PretrainedConfig.get_config_dict(source)[0]
-    if not config:
-        raise ValueError(f"`source` must be a folder with a saved model or an id on the Hub, got {str(source)!r}.")
+    config = source_config(source)
     facts = stripped(source, out, config, settings) if strip else made_recurrent(source, out, config, seed, settings)
     return {"source": str(source), "out": str(out), **facts, "tokenizer": copy_tokenizer(source, out)}
+
+
+def source_config(source: str | os.PathLike[str]) -> dict[str, Any]:
+    """The stored configuration of a folder or of an id on the Hub."""
+    try:
+        config = PretrainedConfig.get_config_dict(source)[0]
+    except OSError as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(
+            f"`source` must be a folder with a saved model or an id on the Hub, got {str(source)!r} ({reason})."
+        ) from error
+    if not config:
+        raise ValueError(f"`source` must hold a saved model, there is no config.json in {str(source)!r}.")
+    return config
 
 
 def made_recurrent(

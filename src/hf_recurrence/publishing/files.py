@@ -4,6 +4,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
+@cache
 def shipped_files(model_type: str) -> dict[str, Path]:
     """The files of code that travel with a model, by name."""
     paths = set()
@@ -65,6 +67,7 @@ def shipped_files(model_type: str) -> dict[str, Path]:
     return {Path(path).name: Path(path) for path in sorted(paths)}
 
 
+@cache
 def shipped_names() -> set[str]:
     return {name for model_type in CONFIGS for name in shipped_files(model_type)}
 

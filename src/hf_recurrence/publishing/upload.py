@@ -4,7 +4,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from .card import is_sealed
 from .files import CARD, kind_of
 
 
+MESSAGE = "Publish with hf_recurrence"
 ASK_CARD = (
     "was not written by hf_recurrence, or was edited since: pass --overwrite-card (card='overwrite') to replace it or "
     "--keep-card (card='keep') to leave it as it is"
@@ -70,6 +71,16 @@ class Remote:
         with clear_errors(self.repo_id):
             return Path(self.api.hf_hub_download(self.repo_id, name, revision=self.head)).read_bytes()
 
+    def card_was_edited(self, text: bytes) -> bool:
+        """Whether the card on the Hub is other than what was published last."""
+        if is_sealed(text.decode("utf-8", "replace")):
+            return False
+        with clear_errors(self.repo_id):
+            titles = {item.commit_id: item.title for item in self.api.list_repo_commits(self.repo_id)}
+            last = next((commit for commit, title in titles.items() if title == MESSAGE), None)
+            before = tree(self.api, self.repo_id, last).get(CARD) if last else None
+        return before is None or before.blob_id != self.files[CARD].blob_id
+
     def check(self, model_type: str) -> None:
         """Raises a `ValueError` where the name is taken by something else, or the tag by another commit."""
         stored = self.read("config.json")
@@ -119,11 +130,11 @@ def upload(folder: Path, remote: Remote, card: str = "ask") -> dict[str, Any]:
     One commit holds everything. Where it fails, a repository that did not exist before does not exist after.
     """
     theirs = remote.read(CARD)
-    mine = (folder / CARD).read_bytes()
-    if theirs is not None and theirs != mine and not is_sealed(theirs.decode()) and card == "ask":
-        raise ValueError(f"{CARD} of {remote.repo_id} {ASK_CARD}")
-    if theirs is not None and theirs != mine and card == "keep":
-        (folder / CARD).write_bytes(theirs)
+    if theirs is not None and theirs != (folder / CARD).read_bytes() and remote.card_was_edited(theirs):
+        if card == "ask":
+            raise ValueError(f"{CARD} of {remote.repo_id} {ASK_CARD}")
+        if card == "keep":
+            (folder / CARD).write_bytes(theirs)
     added, deleted = remote.plan(folder)
     if remote.tag in remote.tags and (added or deleted):
         raise ValueError(f"`tag` is taken: {remote.tag} of {remote.repo_id} names what is there now, and is not moved")
@@ -137,44 +148,46 @@ def upload(folder: Path, remote: Remote, card: str = "ask") -> dict[str, Any]:
             if added or deleted:
                 operations: list[Any] = [CommitOperationDelete(name) for name in deleted]
                 operations += [CommitOperationAdd(name, str(folder / name)) for name in added]
-                message = "Publish with hf_recurrence"
                 done = remote.api.create_commit(
-                    remote.repo_id, operations, commit_message=message, parent_commit=commit
+                    remote.repo_id, operations, commit_message=MESSAGE, parent_commit=commit
                 )
-                commit, created = done.oid, False
-            check_arrived(folder, remote, commit)
-            if remote.tag is not None and remote.tag not in remote.tags:
-                remote.api.create_tag(remote.repo_id, tag=remote.tag, revision=commit)
+                commit = done.oid
     except BaseException:
-        if created:  # nothing but the empty repository of this call
-            remote.api.delete_repo(remote.repo_id, missing_ok=True)
+        if created:  # by this call; where it cannot be deleted either, the next call goes on with it
+            with suppress(Exception):
+                remote.api.delete_repo(remote.repo_id, missing_ok=True)
         raise
+    with clear_errors(remote.repo_id, f"commit {commit} was sent, unchecked,"):
+        remote.files = tree(remote.api, remote.repo_id, commit)
+    check_arrived(folder, remote)
+    with clear_errors(remote.repo_id, f"commit {commit} but no tag was sent"):
+        if remote.tag is not None and remote.tag not in remote.tags:
+            remote.api.create_tag(remote.repo_id, tag=remote.tag, revision=commit)
     facts = {"repo_id": remote.repo_id, "url": f"{remote.api.endpoint}/{remote.repo_id}", "commit": commit}
     return {**facts, "uploaded": added, "deleted": deleted, "tag": remote.tag}
 
 
-def check_arrived(folder: Path, remote: Remote, commit: str | None) -> None:
+def check_arrived(folder: Path, remote: Remote) -> None:
     """Raises an `OSError` if the Hub now holds other bytes than the folder."""
-    remote.files = tree(remote.api, remote.repo_id, commit)
     wrong = sorted(path.name for path in folder.iterdir() if not remote.has(path.name, path))
     if wrong:
         raise OSError(f"{remote.repo_id} does not hold what was sent: {', '.join(wrong)} differ; publish again")
 
 
 @contextmanager
-def clear_errors(repo_id: str) -> Iterator[None]:
-    """Errors of the client as one line that says what is in the way."""
+def clear_errors(repo_id: str, state: str = "nothing was published") -> Iterator[None]:
+    """Errors of the client as one line that says what is in the way, and what has been done by then."""
     try:
         yield
     except (ValueError, PermissionError) as error:
         if isinstance(error, HfHubHTTPError):
-            raise explained(error, repo_id) from error
+            raise explained(error, f"{state} to {repo_id}") from error
         raise
     except Exception as error:
-        raise explained(error, repo_id) from error
+        raise explained(error, f"{state} to {repo_id}") from error
 
 
-def explained(error: BaseException, repo_id: str) -> Exception:
+def explained(error: BaseException, state: str) -> Exception:
     """The error to show for one of the client's, or of what lies behind it."""
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -196,7 +209,7 @@ def explained(error: BaseException, repo_id: str) -> Exception:
                 status, f"the Hub answered {status}" + f" ({said})" * bool(said) + ": try again later"
             )
             kind = PermissionError if status in (401, 403) else OSError
-            return kind(f"nothing was published to {repo_id}: {reason}")
+            return kind(f"{state}: {reason}")
     for link in chain:
         if isinstance(link, OSError) or type(link).__module__.split(".")[0] in (
             "httpx",
@@ -205,8 +218,8 @@ def explained(error: BaseException, repo_id: str) -> Exception:
             "httpcore",
         ):
             said = str(link).split("\n")[0]
-            return ConnectionError(f"nothing was published to {repo_id}: the Hub cannot be reached ({said})")
-    return RuntimeError(f"nothing was published to {repo_id}: {str(error).splitlines()[0] if str(error) else error!r}")
+            return ConnectionError(f"{state}: the Hub cannot be reached ({said})")
+    return RuntimeError(f"{state}: {str(error).splitlines()[0] if str(error) else error!r}")
 
 
 __all__ = ["ASK_CARD", "Remote", "upload"]
