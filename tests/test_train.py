@@ -300,7 +300,9 @@ def test_masks_of_evaluations_stay_and_those_of_training_change(data: Path, tmp_
     for name in ("input_ids", "labels", "attention_mask"):
         assert torch.equal(first[name], second[name])
     rows = [ready.train[number] for number in range(4)]
-    assert not torch.equal(ready.collator(rows)["labels"], ready.collator(rows)["labels"])
+    masks = [ready.collator(batch)["labels"] != -100 for batch in (rows, rows, rows[::-1])]
+    assert torch.equal(masks[0], masks[1])  # after a resume too
+    assert not torch.equal(masks[0], masks[2].flip(0))  # but not in another batch
 
 
 def test_the_tokens_of_bytes_are_the_bytes(tmp_path) -> None:

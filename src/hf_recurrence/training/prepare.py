@@ -248,14 +248,23 @@ class FixedMasks(Dataset[dict[str, Any]]):
 
 
 class MaskOrKeep:
-    """Masks segments, or pads those that are masked already."""
+    """Masks segments, or pads those that are masked already.
 
-    def __init__(self, collator: Any) -> None:
-        self.collator = collator
+    The masks come from the rows of the batch and a seed: batches are read ahead of the step, so random numbers of the
+    process would differ after a run has gone on from a checkpoint. In each epoch a row is in another batch.
+    """
+
+    def __init__(self, collator: Any, seed: int) -> None:
+        self.collator, self.seed = collator, seed
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
         if "labels" not in rows[0]:
-            return self.collator(rows)
+            digest = hashlib.sha256(str(self.seed).encode())
+            for row in rows:
+                digest.update(np.asarray(row["input_ids"]).tobytes())
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int.from_bytes(digest.digest()[:7], "little"))
+                return self.collator(rows)
         batch = self.collator.tokenizer.pad([{"input_ids": row["input_ids"]} for row in rows], return_tensors="pt")
         labels = torch.full_like(batch["input_ids"], -100)
         for row, target in zip(rows, labels, strict=True):
@@ -347,7 +356,7 @@ def prepare_texts(recipe: Recipe, plan: ModelPlan, evaluates: bool) -> Prepared:
     if evaluates and data.max_validation_tokens is not None:
         tokens["validation"] = FirstTokens(stores["validation"], data.max_validation_tokens)
     if not causal:
-        collator = MaskOrKeep(masked_lm_collator(tokenizer, data.mlm_probability, data.whole_words))
+        collator = MaskOrKeep(masked_lm_collator(tokenizer, data.mlm_probability, data.whole_words), arguments.seed)
         segments = {split: MaskedSegments(of, tokenizer, segment_length) for split, of in tokens.items()}
         masked = FixedMasks(segments["validation"], collator.collator) if evaluates else None
         rows = -(-len(segments["train"]) // (arguments.per_device_train_batch_size * arguments.world_size))
