@@ -90,7 +90,7 @@ def pipeline_rows() -> list[tuple[str, str]]:
         for part, name in (("build", "tokenising"), ("lanes", "reading lanes of")):
             values = " / ".join(f"{size[part]['peak_anonymous_mb']:.0f} MB" for size in sizes)
             texts = " / ".join(f"{size['megabytes']:.0f}" for size in sizes)
-            rows.append((f"peak memory of {name} {texts} MB of text", values))
+            rows.append((f"peak memory of {name} {texts} MB of text, mapped files left out", values))
     return rows
 
 
